@@ -146,16 +146,18 @@ def declare(
 
     def impl(xp: Namespace, *arrays: Array, **params: Any) -> Array:
         if not calls_lapack:
-            return run(xp, *[_computable(a) for a in arrays], **params)
+            return run(xp, *map(_computable, arrays), **params)
         try:
             with blas_threads.for_matrices(arrays):
-                return run(xp, *[_computable(a) for a in arrays], **params)
+                return run(xp, *map(_computable, arrays), **params)
         except ValueError as e:  # NumPy's LinAlgError is one, and what SciPy says of infinities and NaN
             reason = str(e)
 
+        out = params.get("out")
+
         def one(*operands: Array) -> Array:
-            if into:
-                params["out"] = xp.empty(operands[-1].shape, params["out"].dtype)
+            if out is not None:
+                params["out"] = xp.empty(out.shape[arrays[0].ndim - 2 :], out.dtype)
             return run(xp, *[_computable(a) for a in operands], **params)
 
         raise _failure(name, reason, list(arrays), partial(_failing, one)) from None
@@ -197,6 +199,38 @@ triangle_p: Primitive = declare(
 
 def _triangle(x: Tensor, lower: bool, k: int, half: bool) -> Tensor:
     return barrier(triangle_p, x, lower=lower, k=k, half=half)
+
+
+def _run_product(xp: Namespace, x: Array, y: Array, *, lower: bool, k: int, out: Array) -> None:
+    triangles.product(xp, x, y, out, lower, k)
+
+
+triangle_product_p: Primitive = declare(
+    "triangle_product",
+    _run_product,
+    lambda x, y, *, lower, k: x.with_shape((*x.shape[:-1], y.shape[-1])),
+    vjp=[
+        lambda ct, y, *, lower, k: _triangle(ct, lower, k, False) @ H(y),
+        lambda ct, x, *, lower, k: H(x) @ _triangle(ct, lower, k, False),
+    ],
+    jvp=[
+        lambda t, y, *, lower, k: triangle_of_product(t, y, lower, k),
+        lambda t, x, *, lower, k: triangle_of_product(x, t, lower, k),
+    ],
+    samples=[
+        Sample(TALL, WIDE, lower=True, k=0), Sample(WIDE, TALL, lower=False, k=1),
+        Sample([TALL, TALL], [WIDE, WIDE], lower=True, k=-1), Sample((0, 2, 1), (0, 1, 2), lower=False, k=0),
+    ],
+    into=True,
+    flops=1.0,
+    calls_lapack=False,
+    doc="A triangle of the product of two matrices, zeros elsewhere: what lies beyond need not be computed.",
+)  # fmt: skip
+
+
+def triangle_of_product(x: Tensor, y: Tensor, lower: bool, k: int = 0) -> Tensor:
+    """The elements of ``x @ y`` on and beyond diagonal ``k``, zeros elsewhere, for stacks of one shape."""
+    return barrier(triangle_product_p, *stacked("matmul", x, y), lower=lower, k=k)
 
 
 def lower_part(x: Tensor, k: int = 0) -> Tensor:
@@ -244,9 +278,12 @@ def _failing(one: Callable[..., Array], arrays: list[Array], most: int) -> Faile
     return tuple(failed)
 
 
+_TAKEN = frozenset("fdFD")
+"""Characters of the dtypes that LAPACK takes."""
+
+
 def _computable(a: Array) -> Array:
-    inner = _inner(a.dtype)
-    return a if a.dtype == inner else a.astype(inner)
+    return a if a.dtype.char in _TAKEN else a.astype(_inner(a.dtype), copy=False)
 
 
 def one_by_one(

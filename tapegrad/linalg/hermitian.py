@@ -46,6 +46,7 @@ _A = [[4.0, 1.0, 0.5], [1.0, 3.0, -1.0], [0.5, -1.0, 2.0]]
 _STACK = [_A, [[2.0, 0.5, 0.25], [0.5, 5.0, 1.0], [0.25, 1.0, 3.0]]]
 _FACTOR = [[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [0.25, -0.5, 1.0]]
 _SAMPLES = [(_A, False), (_STACK, True), ((0, 0), False), ((0, 2, 2), True)]
+_YES, _EITHER = [[True]], [[[True]], [[False]]]
 
 
 def whole(x: Tensor) -> Tensor:
@@ -60,27 +61,29 @@ def _mean_of_triangles(x: Tensor, mixed: Tensor) -> Tensor:
 
 
 def _run_mean(xp: Namespace, x: Array, mixed: Array, *, out: Array) -> None:
-    half = x * 0.5
-    other = half.swapaxes(-1, -2)
-    xp.add(half, xp.conj(other) if x.dtype.kind == "c" else other, out=out, casting="same_kind")
-    if xp.__name__ != "numpy" or not mixed.all():
-        xp.copyto(out, x, where=mixed == 0, casting="same_kind")
+    triangles.mean(xp, x, mixed, out)
 
 
-def _run_nearly(xp: Namespace, x: Array) -> Array:
+def _run_nearly(xp: Namespace, x: Array, *, out: Array) -> None:
+    exactly = triangles.is_mirrored(x)
+    if xp.__name__ == "numpy" and exactly.all():  # most are; this takes a fifth of the time
+        out.fill(triangles.EXACTLY)
+        return
     other = xp.conj(x.swapaxes(-1, -2)) if x.dtype.kind == "c" else x.swapaxes(-1, -2)
-    if xp.__name__ == "numpy" and (x == other).all():  # most are; this takes a fifth of the time
-        return xp.ones((*x.shape[:-2], 1, 1), bool)
     off = xp.abs(x - other).max(axis=(-2, -1), keepdims=True)
-    return off <= _NEARLY * xp.abs(x).max(axis=(-2, -1), keepdims=True)
+    nearly = off <= _NEARLY * xp.abs(x).max(axis=(-2, -1), keepdims=True)
+    xp.copyto(out, xp.where(nearly, triangles.NEARLY, triangles.NO), casting="unsafe")
+    xp.copyto(out, triangles.EXACTLY, where=exactly)
 
 
 nearly_hermitian_p: Primitive = declare(
     "is_nearly_hermitian",
     _run_nearly,
-    lambda x: x.with_shape((*x.shape[:-2], 1, 1)).with_dtype(dtypes.bool_),
+    lambda x: x.with_shape((*x.shape[:-2], 1, 1)).with_dtype(dtypes.uint8),
+    into=True,
     calls_lapack=False,
     samples=[Sample(_A), Sample(_STACK)],
+    doc="``NO``, ``NEARLY`` or ``EXACTLY``, of each matrix.",
 )
 
 
@@ -93,11 +96,11 @@ hermitian_mean_p: Primitive = declare(
     into=True,
     calls_lapack=False,
     samples=[
-        Sample(_A, [[True]]),
-        Sample(_STACK, [[[True]], [[False]]]),
-        Sample((0, 0), [[True]]),
+        Sample(_A, _YES),
+        Sample(_STACK, _EITHER),
+        Sample((0, 0), _YES),
     ],
-    doc="``(x + x.mH) / 2`` of each matrix where ``mixed``, (..., 1, 1), is true; else the matrix itself.",
+    doc="``(x + x.mH) / 2`` of each matrix where ``mixed``, (..., 1, 1), is not 0; else the matrix itself.",
 )
 
 
@@ -113,16 +116,12 @@ def folded(g: Tensor, upper: bool) -> Tensor:
     return half_upper(both) if upper else half_lower(both)
 
 
-def _run_cholesky(xp: Namespace, x: Array, *, upper: bool) -> Array:
-    if not upper:
-        return xp.linalg.cholesky(x)
-    try:
-        return xp.linalg.cholesky(x, upper=True)
-    except TypeError:  # CuPy reads the lower triangle only
-        return xp.linalg.cholesky(x.swapaxes(-1, -2).conj()).swapaxes(-1, -2).conj()
+def _run_cholesky(xp: Namespace, x: Array, mixed: Array, *, upper: bool, out: Array) -> None:
+    triangles.cholesky(xp, x, mixed, upper, out)
 
 
-def _push_cholesky(t: Tensor, out: Tensor, *, upper: bool) -> Tensor:
+def _push_cholesky(t: Tensor, out: Tensor, upper: bool = False) -> Tensor:
+    """``t`` is Hermitian, or one triangle of it is read."""
     factor = H(out) if upper else out
     inner = triangular(factor, mirrored(t, upper), lower=True)
     inner = H(triangular(factor, H(inner), lower=True))
@@ -130,54 +129,66 @@ def _push_cholesky(t: Tensor, out: Tensor, *, upper: bool) -> Tensor:
     return H(pushed) if upper else pushed
 
 
-def _pull_cholesky(ct: Tensor, out: Tensor, *, upper: bool) -> Tensor:
-    return H(_of_factor(H(ct), H(out))) if upper else _of_factor(ct, out)
+def _pull_cholesky(ct: Tensor, mixed: Tensor, out: Tensor, *, upper: bool) -> Tensor:
+    return H(_of_factor(H(ct), H(out), mixed)) if upper else _of_factor(ct, out, mixed)
 
 
-def _of_factor(ct: Tensor, factor: Tensor) -> Tensor:
+def _of_factor(ct: Tensor, factor: Tensor, mixed: Tensor) -> Tensor:
     """The cotangent of ``x`` for that of its lower factor."""
-    return barrier(cholesky_vjp_p, *stacked("cholesky", ct, factor))
+    return barrier(cholesky_vjp_p, *stacked("cholesky", ct, factor, mixed))
 
 
 cholesky_p: Primitive = declare(
     "cholesky",
     _run_cholesky,
-    infer_last,
-    vjp=[_pull_cholesky],
-    jvp=[_push_cholesky],
+    lambda x, mixed, *, upper: infer_last(x),
+    vjp=[_pull_cholesky, None],
+    jvp=[lambda t, mixed, out, *, upper: _push_cholesky(_mean_of_triangles(t, mixed), out, upper), None],
+    into=True,
     flops=0.35,
-    samples=[Sample(a, upper=upper) for a, upper in _SAMPLES],
-)
+    samples=[
+        Sample(_A, _YES, upper=False), Sample(_STACK, _EITHER, upper=True), Sample(_STACK, _EITHER, upper=False),
+        Sample((0, 0), _YES, upper=False), Sample((0, 2, 2), (0, 1, 1), upper=True),
+    ],
+    doc="Factors of the means of both triangles where ``mixed``, (..., 1, 1), is ``NEARLY``; else of one triangle.",
+)  # fmt: skip
 
 
-def _run_cholesky_vjp(xp: Namespace, g: Array, factor: Array, *, out: Array) -> None:
-    triangles.of_cholesky(xp, g, factor, out)
+def _run_cholesky_vjp(xp: Namespace, g: Array, factor: Array, mixed: Array, *, out: Array) -> None:
+    triangles.of_cholesky(xp, g, factor, mixed, out)
 
 
-def _vjp_pull_factor(ct: Tensor, g: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-    both = mirrored(ct, False)
+def _vjp_pull_factor(ct: Tensor, g: Tensor, factor: Tensor, mixed: Tensor, out: Tensor) -> Tensor:
+    both = mirrored(_mean_of_triangles(ct, mixed), False)
     left = triangular(factor, both, lower=True)
     inner = half_lower(H(triangular(factor, H(left), lower=True)))
     return lower_part(lower_part(g) @ H(inner) - (out + H(out)) @ H(left))
 
 
-def _vjp_push_factor(t: Tensor, g: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+def _vjp_push_factor(t: Tensor, g: Tensor, factor: Tensor, mixed: Tensor, out: Tensor) -> Tensor:
     back, t = H(factor), lower_part(t)
     inner = H(triangular(back, H(half_lower(H(t) @ lower_part(g))), lower=False)) - H(t) @ (out + H(out))
-    return folded(triangular(back, inner, lower=False), False)
+    return _mean_of_triangles(folded(triangular(back, inner, lower=False), False), mixed)
 
 
 cholesky_vjp_p: Primitive = declare(
     "cholesky_vjp",
     _run_cholesky_vjp,
-    infer_last,
-    vjp=[lambda ct, factor: _push_cholesky(ct, lower_part(factor), upper=False), _vjp_pull_factor],
-    jvp=[lambda t, factor: _of_factor(t, factor), _vjp_push_factor],
+    lambda g, factor, mixed: infer_last(factor),
+    vjp=[
+        lambda ct, factor, mixed: _push_cholesky(_mean_of_triangles(ct, mixed), lower_part(factor)),
+        _vjp_pull_factor,
+        None,
+    ],
+    jvp=[lambda t, factor, mixed: _of_factor(t, factor, mixed), _vjp_push_factor, None],
     into=True,
-    flops=3.0,
-    samples=[Sample((3, 3), _FACTOR), Sample((2, 3, 3), [_FACTOR, _FACTOR]), Sample((0, 2, 2), (0, 2, 2))],
-    doc="The cotangent of ``x`` for the cotangent of its lower Cholesky factor.",
-)
+    flops=1.0,
+    samples=[
+        Sample((3, 3), _FACTOR, _YES), Sample((2, 3, 3), [_FACTOR, _FACTOR], _EITHER),
+        Sample((0, 2, 2), (0, 2, 2), (0, 1, 1)),
+    ],
+    doc="The cotangent of ``x`` for the cotangent of its lower Cholesky factor: Hermitian where ``mixed`` is not 0.",
+)  # fmt: skip
 
 
 def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
@@ -186,7 +197,8 @@ def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
     x: ``(..., n, n)``, positive definite; one triangle is read.  The gradient is Hermitian if ``x`` is.  Raises
     ShapeError, and LinAlgError if ``x`` is not positive definite (on CUDA CuPy raises nothing).
     """
-    return barrier(cholesky_p, whole(square("cholesky", x)), upper=bool(upper))
+    x = square("cholesky", x)
+    return barrier(cholesky_p, x, barrier(nearly_hermitian_p, x), upper=bool(upper))
 
 
 def cho_factor(a: TensorLike, lower: bool = False) -> tuple[Tensor, bool]:

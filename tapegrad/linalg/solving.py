@@ -24,6 +24,7 @@ from tapegrad.linalg._common import (
     lower_part,
     square,
     stacked,
+    triangle_of_product,
     upper_part,
 )
 from tapegrad.ops import conj, matrix_transpose, permute_dims, reshape, squeeze
@@ -119,8 +120,8 @@ triangular_p: Primitive = declare(
     _run_triangular,
     infer_last,
     vjp=[
-        lambda ct, a, out, *, lower, unit: -_triangle(
-            triangular(H(a), ct, not lower, unit) @ H(out), lower, unit
+        lambda ct, a, out, *, lower, unit: triangle_of_product(
+            triangular(H(a), ct, not lower, unit), -H(out), lower, -int(unit) if lower else int(unit)
         ),
         lambda ct, a, *, lower, unit: triangular(H(a), ct, not lower, unit),
     ],

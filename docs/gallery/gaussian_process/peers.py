@@ -3,10 +3,12 @@
     python docs/gallery/gaussian_process/peers.py [--rounds 15]
 
 The momenta are given, so that all go the same way; JAX's trajectory is jitted, tapegrad's captured and run eagerly.
+``POINTS=500 LEAPS=0`` in the environment: of so many points, so many steps; of none, one gradient.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import comparison
 
+POINTS, LEAPS = int(os.environ.get("POINTS", 100)), int(os.environ.get("LEAPS", 10))
+
 
 def works(tg: Any, torch: Any, jax: Any, np: Any) -> comparison.Works:
     import gaussian_process as gp
 
-    posterior = gp.Posterior(100)
+    posterior = gp.Posterior(POINTS)
     start, momenta = gp.TRUE, np.array([0.3, -0.5, 0.2])
 
     def leapfrog(gradient: Any, place: Any, speed: Any) -> Any:
         speed = speed + 0.5 * gp.PACE * gradient(place)
-        for leap in range(gp.LEAPS):
+        for leap in range(LEAPS):
             place = place + gp.PACE * speed
-            speed = speed + (gp.PACE if leap < gp.LEAPS - 1 else 0.5 * gp.PACE) * gradient(place)
+            speed = speed + (gp.PACE if leap < LEAPS - 1 else 0.5 * gp.PACE) * gradient(place)
         return place, speed
 
     def ours(place: Any, speed: Any) -> Any:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from tapegrad.device.numerics import blas
 from tapegrad.device.types import Array
 
 LEAST, MOST = 64, 1024
 """Rows or columns: below, BLAS uses no threads itself; above, they pay."""
+
+
+_Pool = tuple[Callable[[], int], Callable[[int], object]]
+"""What gets the number of threads, and what sets it."""
 
 
 class _Pools:
@@ -26,23 +30,23 @@ class _Pools:
     """
 
     def __init__(self) -> None:
-        self._found: list[Any] | None = None
+        self._found: list[_Pool] | None = None
         self._with_scipy = False
-        self._before: list[tuple[Any, int]] = []
+        self._before: list[tuple[Callable[[int], object], int]] = []
 
     def __enter__(self) -> None:
         if self._before:  # a signal's handler computes, too
             return
-        self._before = [(pool, n) for pool in self._pools() if (n := pool.get_num_threads()) and n > 1]
-        for pool, _ in self._before:
-            pool.set_num_threads(1)
+        self._before = [(put, n) for get, put in self._pools() if (n := get()) and n > 1]
+        for put, _ in self._before:
+            put(1)
 
     def __exit__(self, *exc: object) -> None:
         before, self._before = self._before, []
-        for pool, n in before:
-            pool.set_num_threads(n)
+        for put, n in before:
+            put(n)
 
-    def _pools(self) -> list[Any]:
+    def _pools(self) -> list[_Pool]:
         """Looked for at first use, and again when SciPy's has been loaded."""
         scipy = "scipy.linalg" in sys.modules
         if self._found is None or scipy != self._with_scipy:
@@ -52,7 +56,9 @@ class _Pools:
             except ImportError:  # an unknown library keeps its threads
                 self._found = []
             else:
-                self._found = list(ThreadpoolController().select(user_api="blas").lib_controllers)
+                pools = ThreadpoolController().select(user_api="blas").lib_controllers
+                searching = lambda pool: (pool.get_num_threads, pool.set_num_threads)
+                self._found = [blas.thread_functions(pool.filepath) or searching(pool) for pool in pools]
         return self._found
 
 
@@ -69,6 +75,8 @@ _pools, _as_they_are = _Pools(), _AsTheyAre()
 
 def for_matrices(arrays: Sequence[Array]) -> _Pools | _AsTheyAre:
     """A block in which BLAS has the threads that matrices like ``arrays`` (the last two dimensions) are worth."""
-    most = max((n for a in arrays for n in a.shape[-2:]), default=0)
+    most = 0
+    for a in arrays:
+        most = max(most, *a.shape[-2:])
     alone = LEAST <= most <= MOST and threading.get_ident() == threading.main_thread().ident
     return _pools if alone else _as_they_are

@@ -160,8 +160,16 @@ def eye(
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
     wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
-    make = lambda: [where.xp.eye(n_rows, n_cols, k=k, dtype=wanted)]
-    return _made("eye", (n_rows, n_rows if n_cols is None else n_cols), wanted, where, make, given=False)
+    rows, columns = int(n_rows), int(n_rows if n_cols is None else n_cols)
+
+    def write(out: Array) -> None:
+        out.fill(0)
+        first = k if k >= 0 else -k * columns
+        count = min(rows, columns - k) if k >= 0 else min(rows + k, columns)
+        if count > 0:
+            out.reshape(-1)[first : first + (count - 1) * (columns + 1) + 1 : columns + 1] = 1
+
+    return _made("eye", (rows, columns), wanted, where, write)
 
 
 def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Device | str | None = None) -> Tensor:

@@ -39,7 +39,7 @@ multiply = of_two(
 
 divide = of_two(
     "divide",
-    [lambda ct, y: ct / y, lambda ct, out, y: -ct * (out / y)],
+    [lambda ct, y: ct / y, lambda ct, out, y: ct * (out / -y)],
     cxx="{x} / {y}",
     domain=(0.5, 2.0),
     doc="``x / y``; integers are divided in float64.",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import EllipsisType
 
 from tapegrad.core.aval import Shape, ShapedArray
@@ -35,6 +36,7 @@ def reshaped(x: Tensor, shape: Shape) -> Tensor:
     return x if shape == x._buffer.node.aval.shape else barrier(reshape_p, x, shape=shape)
 
 
+@lru_cache(256)
 def native_index(index: tuple[Part, ...]) -> tuple[int | slice | EllipsisType, ...]:
     """The parts as Python's own index; the Ellipsis keeps 0-d results arrays."""
     items: list[int | slice] = []
