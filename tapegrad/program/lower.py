@@ -2,7 +2,7 @@
 
 A region's interior is computed in each region that needs it, since no eager run knows who will read it.  A program
 knows: two steps that apply the same function to the same values give the same bits, so the second is left out, if there
-is room to keep the value until then without a larger arena.
+is room to keep the value until then without a larger arena, or in a small one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from tapegrad.program.program import Kind, Program, Slot, Step, View, pruned, re
 _XP = CPU.xp
 _UNPLANNED = 2**20
 """Bytes of values in all: smaller arenas are not compared, but for a budget's."""
+_FREE = 2**22
+"""Bytes that an arena may grow to so that nothing is made twice, but for a budget's: what a core's caches hold."""
 
 
 def lowered(program: Program, alignment: int, outside: Callable[[Program], Collection[int]]) -> Program:
-    """A program of the same bits, with slots and lifetimes of its own, whose arena is not larger.
+    """A program of the same bits, with slots and lifetimes of its own, whose arena is not larger, or small.
 
     ``outside``: which slots of a program do not lie in its arena.
     """
@@ -40,6 +42,7 @@ def lowered(program: Program, alignment: int, outside: Callable[[Program], Colle
     if not fitted and sum(slot.nbytes for slot in lowering.made) < _UNPLANNED:
         return _without_repeats(apart, inf, alignment, ())
     most = arena.plan(program, alignment).nbytes
+    most = most if fitted else max(most, _FREE)
     for room in (inf, most, 0):
         candidate = _without_repeats(pruned(apart), room, alignment, outside(apart))
         if arena.plan(candidate, alignment, outside(candidate), most).nbytes <= most:
