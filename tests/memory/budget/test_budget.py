@@ -16,7 +16,7 @@ import tapegrad as tg
 from tapegrad.core import account
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.budget import replay as replay_module
-from tapegrad.memory.budget.budget import MANAGER
+from tapegrad.memory.budget.budget import MANAGER, yielding
 from tapegrad.memory.budget.recipes import Recipe
 from tapegrad.memory.ledger.ledger import LEDGER
 
@@ -57,6 +57,15 @@ def gradient(x: Any, count: int = 20) -> np.ndarray:
 
 
 # Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_yielding_budget_has_taken_is_what_came_to_what_was_there(x: tg.Tensor) -> None:
+    for more in (1 << 20, UNIT):  # the second one yields: twice as much is needed
+        room = yielding(more)
+        with room:
+            made = [c64(X), c64(X)]
+            del made
+        assert room.taken == 2 * UNIT
 
 
 def test_the_limit_holds_and_bits_are_the_same(x: tg.Tensor) -> None:

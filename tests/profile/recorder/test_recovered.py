@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 import tapegrad as tg
 from tapegrad.memory.ledger import spool as spools
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.cli import main
 from tapegrad.profile.recorder import Session, session
 from tapegrad.profile.recorder.recovered import recover
@@ -161,6 +162,22 @@ def test_a_long_journal_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert kept <= set(zip(found.allocs["begin_seq"], found.allocs["end_seq"], found.allocs["bytes"]))
         assert found.peak == run.peak
     assert sorted(os.listdir(tmp_path)) == ["j"]
+
+
+def test_a_copy_amid_a_step_has_all_that_came_before(tmp_path: Path) -> None:
+    s = Session(gradients=True)
+    s.write_to(tmp_path / "j", {"meta": META, "host": "elsewhere"})
+    s.start()
+    try:
+        loss_and_gradients(weights())
+        tg.memory.step()
+        loss_and_gradients(weights())
+        assert len(s.journal.parts.now)
+        with LEDGER.held():
+            s._copy(spools.Spool(tmp_path / "whole", s._head))
+        same(recover((tmp_path / "whole").read_bytes(), "whole"), s.run(LIVE, source=False))
+    finally:
+        s.stop()
 
 
 def test_a_journal_that_was_cut_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
