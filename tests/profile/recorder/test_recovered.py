@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import random
 import signal
@@ -224,6 +225,18 @@ def test_a_full_disk_does_not_stop_the_program(tmp_path: Path, monkeypatch: pyte
     found = recover(data, "j")
     known, all_of_them = found.ops["seq"], run.ops["seq"]
     assert known == all_of_them[: len(known)] and 0 < len(known) < len(all_of_them)
+
+
+def test_windows_are_there_before_they_are_used_where_none_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS and Windows; windows so small that Python would write them later."""
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    monkeypatch.setattr(spools, "WINDOW", mmap.ALLOCATIONGRANULARITY)
+    s, seen = watched(plain, tmp_path / "j")
+    assert s.spool is not None and not s.spool.problem and s.spool.size > mmap.ALLOCATIONGRANULARITY
+    run, data = seen[-1]
+    same(recover(data, "j"), run)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
