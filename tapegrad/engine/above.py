@@ -29,8 +29,7 @@ def lowest() -> Protocol:
 class Above:
     """An executor over the one in force: what it does not do itself, that one does."""
 
-    def __init__(self) -> None:
-        self._outer: Protocol | None = None
+    _outer: Protocol | None = None
 
     def during(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns, whose nodes this executor applies."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ import tapegrad as tg
 from tapegrad import errors
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import reachable
+from tapegrad.core import primitive
+from tapegrad.errors import ReplicatedTargetWarning
+from tapegrad.ops.apply import barrier
 
 BIG = 20_000
 
@@ -226,3 +231,53 @@ def test_sums_that_a_reshape_shows_share_the_kernel_of_the_walk(rng: np.random.G
         np.testing.assert_array_equal(found[2].numpy(), positive.sum(axes))
         np.testing.assert_array_equal(found[0].numpy(), positive * np.full(last, 0.5, "f"))
     assert results[0] == results[1] and results[0][0] == 1
+
+
+class Peers:
+    """``count`` processes in one group, each of which does and says what this one does."""
+
+    category = "collective"
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def group(self, node: Any) -> str:
+        return "all"
+
+    def common(self, groups: Any) -> str:
+        return "all"
+
+    name = common
+    replicated = group
+
+    def members(self, group: str, line: str) -> list[int]:
+        return [*range(self.count)]
+
+    def pair(self, node: Any) -> None:
+        return None
+
+    def first(self, group: str) -> bool:
+        return True
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        return [mine] * self.count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_target_made_of_what_all_have_and_of_its_own_is_in_doubt_among_several_processes_only(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tg.zeros(1)  # every operation is declared
+    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
+    everyone = primitive.general(
+        "everyone", impl=lambda xp, x: x * 1, infer=lambda x: x, vjp=[lambda ct, x: ct],
+        effect=Peers(count), dry=lambda x, out: out,
+    )  # fmt: skip
+    x = c64([1.0, 2.0])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = barrier(everyone, x) * x
+        same(values([tape.gradient(y, x)]), [[2.0, 4.0]])
+    assert [w.category for w in found] == [ReplicatedTargetWarning] * (count - 1)

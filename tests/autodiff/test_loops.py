@@ -72,6 +72,12 @@ def test_a_state_keeps_its_structure():
     assert tg.fori_loop(0, 2, lambda i, s: [s[1], s[0]], (1, 2)) == [1, 2]  # plain lists pass for tuples
 
 
+def test_an_output_keeps_its_structure():
+    step = lambda s, i: (s, (s, s) if i < 2 else {"a": s, "b": s})
+    with pytest.raises(StructureError, match=r"step 2 changed the structure of the output from \(\*, \*\) to \{'a'"):
+        tg.checkpointed_loop(step, tg.asarray(0.0), 3, outputs=True)
+
+
 def test_rows_are_views_of_one_copy():
     xs = np.ones((100, 2000))
     with tg.measure() as m:

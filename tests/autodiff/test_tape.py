@@ -13,6 +13,8 @@ from checks import c64, gradients, no_garbage, same, values, var64
 
 import tapegrad as tg
 from tapegrad import errors
+from tapegrad.autodiff import tape as tape_module
+from tapegrad.core.state import thread
 from tapegrad.engine import region
 
 BIG = 20_000  # elements: above the threshold, so operations are lazy
@@ -636,6 +638,26 @@ def test_the_contents_of_a_persistent_tape_go_with_it() -> None:
         assert kept() is not None
         del tape
         assert kept() is None
+
+
+def test_an_interrupted_end_of_a_block_still_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, tell_no_more = c64(2.0), tape_module.tell_no_more
+
+    def interrupted(recorder: Any) -> None:
+        monkeypatch.setattr(tape_module, "tell_no_more", tell_no_more)
+        raise KeyboardInterrupt
+
+    tape = tg.GradientTape()
+    with pytest.raises(KeyboardInterrupt), tape:
+        tape.watch(x)
+        y = x * x
+        monkeypatch.setattr(tape_module, "tell_no_more", interrupted)
+    assert thread.recorders == ()
+    same(values([tape.gradient(y, x)]), [4.0])
+    with tape:  # it may be used again
+        tape.watch(x)
+        y = x * 3.0
+    same(values([tape.gradient(y, x)]), [3.0])
 
 
 def test_a_tensor_does_not_carry_its_history() -> None:

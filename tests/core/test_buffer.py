@@ -36,6 +36,18 @@ def test_bytes_that_were_there_before_anybody_counted_are_known() -> None:
     assert len(_buffer.uncounted) == count - 1
 
 
+def test_bytes_that_came_after_the_buffer_was_made_are_told() -> None:
+    later = Buffer(None, node())
+    later.array = np.zeros(4)
+    told: list[Buffer | None] = []
+    try:
+        _buffer.tell_of_bytes(lambda weak: told.append(weak()))
+        later.told()
+    finally:
+        _buffer.tell_of_bytes(None)
+    assert len(told) == 1 and told[0] is later
+
+
 def test_bytes_that_nobody_counts_do_not_stay() -> None:
     base = Buffer(np.zeros(4), node())
     pending = Buffer(None, node(), (base,), (1, 1), ((4,), (0,)))

@@ -124,3 +124,14 @@ def test_what_a_library_computes_lies_where_it_is_asked_for() -> None:
     small = np.empty((2, 3), F32)
     assert REGISTRY["negative"].compute(np, [x], {}, shaped((2, 3), F32, CPU), small) is small
     assert small.tolist() == (-x).tolist()
+
+
+def test_a_dry_run_has_what_the_declaration_says_or_what_its_kernels_are_given() -> None:
+    """Of the operation itself nothing runs."""
+    done: list[str] = []
+    impl = lambda xp, x: done.append("impl")
+    cuda = lambda device, x, by, out: done.append(f"cuda {device} {x} {by} {out}")
+    kernels = general("frobnicate", infer=same, impl=impl, cuda=cuda)
+    assert kernels.follow("gpu", ["x"], {"by": 2}, "out") == "out" and done == ["cuda gpu x 2 out"]
+    said = general("told", infer=same, impl=impl, cuda=cuda, dry=lambda x, by, out: (x, by, out))
+    assert said.follow("gpu", ["x"], {"by": 2}, "out") == ("x", 2, "out") and len(done) == 1

@@ -75,6 +75,12 @@ def test_several_outputs_are_one_launch(cuda, on):
         same_bits(one, other)
 
 
+def test_numbers_that_are_drawn_count_as_one_node_that_reads_nothing(cuda):
+    with tg.device(cuda):
+        h = tg.random.uniform((40,))
+        assert [t._buffer.span[:2] for t in (h, tg.tanh(h))] == [(1, 0), (2, 0)]
+
+
 @pytest.mark.parametrize("shape", [(10, 8)])
 def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     base, narrow = numbers(shape, "float32"), standin.compiles

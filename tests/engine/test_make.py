@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from itertools import groupby
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.core import primitive
 from tapegrad.core.state import thread
 from tapegrad.device import CPU
 from tapegrad.engine import make
 from tapegrad.engine.cpu.tiles import Tiling
 from tapegrad.engine.executor import COUNTED, PLAIN, Counted, Executor, Plain
 from tapegrad.engine.work import Work
+from tapegrad.ops.apply import barrier
 
 
 def lent(lies: Any) -> list[np.ndarray]:
@@ -143,3 +146,51 @@ def test_small_nodes_are_differentiated_alike_whoever_looks_on(block: Any, monke
     plain = pulled()
     with block():
         assert pulled() == plain and len(plain) >= 4
+
+
+def test_a_dry_run_is_recorded_and_differentiated_as_the_real_one() -> None:
+    x = tg.asarray(np.linspace(-1, 1, 5))
+
+    def step() -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.tanh(x) * x)
+        return tape.gradient(y, x).shape
+
+    found = tg.memory.predict_peak(step, least=False)
+    with tg.measure() as m:
+        assert step() == (5,)
+    assert (found.peak_bytes, found.kernel_runs) == (m.peak_bytes, m.kernel_runs)
+
+
+def test_what_a_gather_reads_is_no_more_than_it_writes_and_no_more_than_there_is() -> None:
+    x, every = tg.asarray(np.arange(8.0)), tg.asarray(np.arange(1000) % 8)
+
+    def moved(operand: Any, rows: Any) -> int:
+        with tg.measure() as m:
+            tg.take(operand, rows, axis=0)
+        return m.bytes_moved
+
+    assert moved(x, every[:2]) == 2 * 8 + 2 * 8 + 2 * 8
+    assert moved(x, every) == 8 * 8 + 8000 + 8000
+    assert moved(tg.broadcast_to(x, (2, 8)), every[:2]) == 8 * 8 + 2 * 8 + 16 * 8  # which lies there once
+
+
+def test_memory_that_an_operation_among_processes_takes_has_its_category_and_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
+
+    def impl(xp: Any, x: Any, *, out: Any, temporaries: Any) -> None:
+        (room,) = temporaries
+        room[...] = 2.0
+        out[...] = x * room[:4]
+
+    taking = primitive.general(
+        "taking", impl=impl, infer=lambda x: x, into=True, temporaries=lambda aval, x: [((1000,), aval.dtype)],
+        effect=SimpleNamespace(category="communication"),
+    )  # fmt: skip
+    with tg.measure() as m:
+        y = barrier(taking, tg.asarray(np.ones(4)))
+    assert y.tolist() == [2.0] * 4
+    assert m.peak_by_category["communication"] == 8192

@@ -365,6 +365,12 @@ def test_what_is_no_answer(weights, x) -> None:
         tg.recompute_grad(lambda x: x @ weights[0], policy=lambda value: "save")(x)
 
 
+def test_what_is_no_part_of_the_module() -> None:
+    assert [n for n in dir(policies) if n[:2] != "__"] == sorted(policies.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'keep_it_all'"):
+        _ = policies.keep_it_all  # type: ignore[attr-defined]
+
+
 def test_what_is_no_name(x) -> None:
     with pytest.raises(tg.errors.NotATensorError, match="a name is a string"):
         name(x, 3)

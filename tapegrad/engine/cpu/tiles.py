@@ -142,7 +142,7 @@ class Tiling(Work):
         again = Tiling(program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device)
         workers, partials = again._workers_on(outputs, temporaries)
         calls: list[Call] = [(threads.run, ([_doing(w) for w in workers], cut.tasks))]
-        if cut.tasks == 1 and not cut.reduced:
+        if cut.tasks == 1:  # no axis is walked in order then
             calls = list(workers[0](0))
         if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
             calls.append((_finish, (program, cut, partials, outputs, xp)))

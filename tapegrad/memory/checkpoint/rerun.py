@@ -237,7 +237,6 @@ class Postponing(Above):
     """
 
     def __init__(self, watch: Lookout) -> None:
-        super().__init__()
         self._watch = watch
         self._walks = thread.walks
         self._alone = len(thread.recorders) == 2 and not thread.batches  # the rerun's tape and its look-out

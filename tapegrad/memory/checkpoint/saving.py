@@ -37,7 +37,6 @@ class Noting(Above):
     """
 
     def __init__(self, policy: Policy, watch: Recorder | None) -> None:
-        super().__init__()
         self.saved: dict[int, tuple[Node, Buffer | Moved]] = {}
         self.count = 0
         self._policy = policy

@@ -12,6 +12,7 @@ from tapegrad.device import threads
 from tapegrad.engine import region
 from tapegrad.engine.cpu import tiles
 from tapegrad.engine.evaluate import fill
+from tapegrad.engine.executor import PLAIN
 from tapegrad.tensor import from_array
 
 TILES = (65536, 10000, 4096, 777)
@@ -194,6 +195,27 @@ def test_small_arrays_in_kernels(shape, rng):
     wanted = unfused(make)
     region.set_small(1)
     np.testing.assert_array_equal(make().numpy(), wanted)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (3, 400, 300)])
+@pytest.mark.parametrize(
+    "f", [lambda x: tg.exp(x) * 2.0, lambda x: tg.sum(x * x, axis=0), lambda x: tg.sum(x * x, axis=(1, 2))]
+)
+def test_the_calls_of_a_captured_program_do_all_tiles_again(f, shape, rng, monkeypatch):
+    """With other values: of a reduced axis, too, which is walked in order."""
+    region.set_small(1)
+    works, do = [], PLAIN.do
+    monkeypatch.setattr(PLAIN, "do", lambda work, *rest: works.append(work) or do(work, *rest))
+    f(from_array(np.ones(shape))).numpy()
+    other = rng.uniform(-1, 1, shape)
+    wanted = f(from_array(other)).numpy()
+    work = works[0]
+    assert type(work) is tiles.Tiling
+    reads = [other if x.shape == shape else x for x in work.reads]
+    outputs, temporaries = ([np.empty(*lies) for lies in many] for many in (work.writes, work.temporaries))
+    for call, args in work.calls(reads, outputs, temporaries):
+        call(*args)
+    np.testing.assert_array_equal(outputs[0].reshape(wanted.shape), wanted)
 
 
 def test_an_error_in_a_tile_reaches_the_caller(rng):

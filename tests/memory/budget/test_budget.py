@@ -16,8 +16,9 @@ import tapegrad as tg
 from tapegrad.core import account
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.budget import replay as replay_module
-from tapegrad.memory.budget.budget import MANAGER
+from tapegrad.memory.budget.budget import MANAGER, yielding
 from tapegrad.memory.budget.recipes import Recipe
+from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.ledger.ledger import LEDGER
 
 SIDE = 16
@@ -57,6 +58,36 @@ def gradient(x: Any, count: int = 20) -> np.ndarray:
 
 
 # Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_is_dropped_with_what_it_is_to_be_made_from() -> None:
+    """The latter has got its bytes since, and nobody holds it any more."""
+    x = c64(np.ones((200, 100)))
+    unit = rounded(x.nbytes)
+    with tg.memory_budget(live() + 3 * unit + 2048) as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        s = tg.softmax(x)
+        y = s * 2.0
+        z = tg.exp(y)
+        total = tg.sum(z)
+        (x * 3.0).numpy()  # what tapes keep is looked at then
+        y.numpy()
+        assert y._buffer.array is not None and z._buffer.array is None
+        del y, z
+        more = c64(np.ones((200, 200)))
+        assert m.evictions == 1
+        del more
+        g = tape.gradient(total, s)
+    np.testing.assert_array_equal(g.numpy(), (2.0 * tg.exp(s * 2.0)).numpy())
+
+
+def test_what_a_yielding_budget_has_taken_is_what_came_to_what_was_there(x: tg.Tensor) -> None:
+    for more in (1 << 20, UNIT):  # the second one yields: twice as much is needed
+        room = yielding(more)
+        with room:
+            made = [c64(X), c64(X)]
+            del made
+        assert room.taken == 2 * UNIT
 
 
 def test_the_limit_holds_and_bits_are_the_same(x: tg.Tensor) -> None:

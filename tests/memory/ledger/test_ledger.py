@@ -19,6 +19,10 @@ from cuda_cases import installed
 
 import tapegrad as tg
 from tapegrad.core import account
+from tapegrad.core.aval import shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
+from tapegrad.device import CPU
 from tapegrad.device.pool import POOL
 from tapegrad.memory.ledger.figures import CATEGORIES, Measure, rounded
 from tapegrad.memory.ledger.journal import Journal
@@ -509,6 +513,17 @@ def test_bytes_made_while_nobody_counted_are_counted_to_the_byte() -> None:
         del held[1:]
         assert b.live_bytes - base == 1024 and b.peak_bytes - base == 2 * 1024
     assert b.live_bytes - base == 1024, "what was alive at the end"
+
+
+def test_an_array_that_a_walk_made_while_nobody_counted_is_counted_with_its_buffer() -> None:
+    with tg.measure() as m:
+        before = m.live_bytes
+        own = Buffer(None, leaf(shaped((100,), np.dtype("float64"), CPU)))
+        own.array = np.zeros(100)
+        account.current.owned(own)
+        assert m.live_bytes - before == 1024
+        del own
+        assert m.live_bytes == before
 
 
 def test_a_frozen_collector_hides_nothing() -> None:

@@ -75,6 +75,40 @@ def test_nor_the_history_of_what_is_carried_from_step_to_step() -> None:
         assert old.pop()._records
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "kept"),
+    [
+        (tg.cumulative_sum, tg.softmax, True),
+        (tg.softmax, tg.softmax, False),
+        (tg.cumulative_sum, lambda x: x * 2.0, False),
+    ],
+    ids=["data that nothing else needs", "of what a tape keeps anyway", "still to be computed"],
+)
+def test_a_value_that_is_read_again_later_takes_the_place_of_what_it_was_made_from(
+    first: Callable[..., Any], then: Callable[..., Any], kept: bool
+) -> None:
+    """For good, so that it cannot be dropped: only where that frees as many bytes."""
+    with tg.memory_budget(PLENTY) as m:
+        with tg.GradientTape() as old:
+            x = c64(np.ones((200, 100)))
+            old.watch(x)
+            y = then(first(x, axis=0))
+            total = tg.exp(1e-9 * tg.sum(y))  # the tape keeps this at least
+            (x * 2.0).numpy()  # what tapes keep is looked at where what has waited gets its bytes
+        del x
+        before = m.live_bytes
+        with tg.GradientTape() as tape:
+            tape.watch(y)
+            y + 1.0
+            graph = MANAGER._present()
+            assert graph is not None
+            recipe = graph.recipes.get(y._buffer.node.index)
+            assert recipe is not None and (recipe.pinned is y._buffer) == kept
+            del recipe, graph
+        assert (before - m.live_bytes > y.nbytes / 2) == kept
+        del total
+
+
 def test_persistent_tapes_that_follow_each_other() -> None:
     found: list = [None, c64(X)]
 

@@ -330,6 +330,20 @@ def test_calls_in_a_walk_back_are_not_counted() -> None:
     assert m.restored == 2
 
 
+def test_a_call_that_first_asks_for_a_gradient_is_one_of_the_forward_pass() -> None:
+    def f(tape: tg.GradientTape, loss: tg.Tensor, x: tg.Variable) -> tg.Tensor:
+        return tape.gradient(loss, x) * tg.exp(x)
+
+    x = tg.Variable([1.0, 2.0])
+    code = f.__code__
+    action = Action("checkpoint", "function", code.co_qualname, code.co_filename, code.co_firstlineno, (0,))
+    with apply_plan([action]) as applied, tg.GradientTape():
+        with tg.GradientTape() as inner:
+            loss = tg.sum(tg.tanh(x))
+        f(inner, loss, x)
+        assert applied.unmet() == []
+
+
 def test_predict_peak_and_captured_functions_know_the_plan_in_force() -> None:
     tg.random.seed(3)
     blocks = [programs.Attending(64) for _ in range(3)]

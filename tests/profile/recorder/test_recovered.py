@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 
 import tapegrad as tg
 from tapegrad.memory.ledger import spool as spools
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.cli import main
 from tapegrad.profile.recorder import Session, session
 from tapegrad.profile.recorder.recovered import recover
@@ -163,6 +165,22 @@ def test_a_long_journal_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(os.listdir(tmp_path)) == ["j"]
 
 
+def test_a_copy_amid_a_step_has_all_that_came_before(tmp_path: Path) -> None:
+    s = Session(gradients=True)
+    s.write_to(tmp_path / "j", {"meta": META, "host": "elsewhere"})
+    s.start()
+    try:
+        loss_and_gradients(weights())
+        tg.memory.step()
+        loss_and_gradients(weights())
+        assert len(s.journal.parts.now)
+        with LEDGER.held():
+            s._copy(spools.Spool(tmp_path / "whole", s._head))
+        same(recover((tmp_path / "whole").read_bytes(), "whole"), s.run(LIVE, source=False))
+    finally:
+        s.stop()
+
+
 def test_a_journal_that_was_cut_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spools, "WINDOW", 1 << 14)
     _, seen = watched(captured, tmp_path / "j")
@@ -207,6 +225,18 @@ def test_a_full_disk_does_not_stop_the_program(tmp_path: Path, monkeypatch: pyte
     found = recover(data, "j")
     known, all_of_them = found.ops["seq"], run.ops["seq"]
     assert known == all_of_them[: len(known)] and 0 < len(known) < len(all_of_them)
+
+
+def test_windows_are_there_before_they_are_used_where_none_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS and Windows; windows so small that Python would write them later."""
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    monkeypatch.setattr(spools, "WINDOW", mmap.ALLOCATIONGRANULARITY)
+    s, seen = watched(plain, tmp_path / "j")
+    assert s.spool is not None and not s.spool.problem and s.spool.size > mmap.ALLOCATIONGRANULARITY
+    run, data = seen[-1]
+    same(recover(data, "j"), run)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

@@ -414,6 +414,21 @@ def test_long_programs_keep_the_steps_that_matter_and_everything_that_lives() ->
     assert sum(c is not None for c in session.journal.frames.calls) < 100
 
 
+def test_a_value_is_read_last_by_the_kernel_that_was_left_to_wait() -> None:
+    x, small = f32(np.ones(40_000)), f32(np.ones(2))
+
+    def program() -> None:
+        with tg.GradientTape():
+            y = x * 2.0  # waits
+            tg.tanh(small)
+            y.numpy()
+
+    run, _ = recorded(program)
+    names = [run.text(n) for n in run.ops["name"]]
+    read = run.allocs["last_forward_seq"][run.allocs["bytes"].index(160_256)]
+    assert names == ["multiply", "tanh"] and read > run.ops["seq"][1]
+
+
 # The rest
 
 
