@@ -160,7 +160,9 @@ def declare(
                 params["out"] = xp.empty(out.shape[arrays[0].ndim - 2 :], out.dtype)
             return run(xp, *[_computable(a) for a in operands], **params)
 
-        raise _failure(name, reason, list(arrays), partial(_failing, one)) from None
+        matrices = [a for a, rule in zip(arrays, vjp) if rule is not None] or arrays  # others are flags
+        shapes = " and ".join(str(a.shape) for a in matrices)
+        raise _failure(name, reason, shapes, list(arrays), partial(_failing, one)) from None
 
     return general(
         name,
@@ -253,9 +255,10 @@ def half_upper(x: Tensor) -> Tensor:
     return _triangle(x, False, 0, True)
 
 
-def _failure(name: str, reason: str, arrays: list[Array], failing: Callable[[list[Array], int], Failed]) -> LinAlgError:
+def _failure(
+    name: str, reason: str, shapes: str, arrays: list[Array], failing: Callable[[list[Array], int], Failed]
+) -> LinAlgError:
     """The error, which names the matrices of a stack that fail."""
-    shapes = " and ".join(str(a.shape) for a in arrays)
     batch = arrays[0].shape[:-2]
     failed = failing(arrays, MOST_TOLD) if batch else ()
     which = f"; of the stack {batch} these fail: {told(failed)}" if failed else ""

@@ -155,7 +155,9 @@ INNER = {
     "ops.index.index_vectors": {"nd_index"},
     "ops.interop.info": {"check_version", "namespace_info"}, "ops.interop.einops_backend": {"offer_backend"},
     "ops.shape.join": {"padded", "slices"}, "ops.elementwise.exponential": {"below", "pow_operator"},
-    "ops.products.convolution": {"as_chosen", "conv", "conv_transpose", "fitted", "flops", "in_w", "in_x", "of"},
+    "ops.products.convolution": {
+        "as_chosen", "conv", "conv_transpose", "done", "fitted", "flops", "in_w", "in_x", "of",
+    },
     "ops.products.convolution_bias": {"conv_bias", "is_one_kernel"},
     "ops.shape.patches": {"fold_windows", "unfold_windows"},
     "ops.rows.pooling": {
