@@ -3,7 +3,8 @@
     python docs/gallery/gaussian_process/peers.py [--rounds 15]
 
 The momenta are given, so that all go the same way; JAX's trajectory is jitted, tapegrad's captured and run eagerly.
-``POINTS=500 LEAPS=0`` in the environment: of so many points, so many steps; of none, one gradient.
+``POINTS=500 LEAPS=0`` in the environment: of so many points, so many steps; of none, one gradient.  ``CHAINS=4``: so
+many chains together under ``vmap``, without PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import comparison
 
-POINTS, LEAPS = int(os.environ.get("POINTS", 100)), int(os.environ.get("LEAPS", 10))
+POINTS, LEAPS, CHAINS = (int(os.environ.get(name, n)) for name, n in {"POINTS": 100, "LEAPS": 10, "CHAINS": 1}.items())
 
 
 def works(tg: Any, torch: Any, jax: Any, np: Any) -> comparison.Works:
@@ -24,6 +25,9 @@ def works(tg: Any, torch: Any, jax: Any, np: Any) -> comparison.Works:
 
     posterior = gp.Posterior(POINTS)
     start, momenta = gp.TRUE, np.array([0.3, -0.5, 0.2])
+    if CHAINS > 1:
+        apart = np.random.default_rng(0).standard_normal((CHAINS, 3))
+        start, momenta = start + 0.05 * apart, momenta * apart
 
     def leapfrog(gradient: Any, place: Any, speed: Any) -> Any:
         speed = speed + 0.5 * gp.PACE * gradient(place)
@@ -32,9 +36,10 @@ def works(tg: Any, torch: Any, jax: Any, np: Any) -> comparison.Works:
             speed = speed + (gp.PACE if leap < LEAPS - 1 else 0.5 * gp.PACE) * gradient(place)
         return place, speed
 
-    def ours(place: Any, speed: Any) -> Any:
+    def one(place: Any, speed: Any) -> Any:
         return leapfrog(tg.grad(posterior.log_density), place, speed)
 
+    ours = tg.vmap(one) if CHAINS > 1 else one
     captured, tensors = tg.function(ours), [tg.asarray(start), tg.asarray(momenta)]
 
     def in_torch() -> Any:
@@ -61,11 +66,12 @@ def works(tg: Any, torch: Any, jax: Any, np: Any) -> comparison.Works:
         "tapegrad, captured": lambda: [x.numpy() for x in captured(*tensors)],
         "tapegrad, eager": lambda: [x.numpy() for x in ours(*tensors)],
     }
-    if torch is not None:
+    if torch is not None and CHAINS == 1:
         found["PyTorch, eager"] = in_torch
     if jax is not None:
         gradient = jax.grad(log_density_in_jax)
-        compiled = jax.jit(lambda p, s: leapfrog(gradient, p, s)).lower(start, momenta).compile()
+        step = lambda p, s: leapfrog(gradient, p, s)
+        compiled = jax.jit(jax.vmap(step) if CHAINS > 1 else step).lower(start, momenta).compile()
         found["JAX, jitted"] = lambda: [np.asarray(x) for x in compiled(start, momenta)]
     return found
 
