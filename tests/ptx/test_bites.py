@@ -47,11 +47,10 @@ def drawing(device: Told) -> None:
 
 
 def lion(device: Told) -> None:
-    kind, given = optim.CASES["lion"]
-    arrays = optim.operands(kind, [5, 301], np.float32)
+    arrays = optim.operands("lion", [5, 301], np.float32)
     for x in (x for column in arrays for x in column):
         device.told(x)
-    optim.update(kind, arrays, Updating(device), **given)
+    optim.update("lion", arrays, Updating(device))
 
 
 def peaks(device: Told) -> None:
