@@ -64,7 +64,8 @@ def _make_again(
     for recipe in order:
         if recipe.node.index in later:
             continue
-        inputs = tuple([_input(graph, i, values, keeping) for i in _sources(recipe)])
+        sources = _sources(recipe)
+        inputs = tuple([_input(graph, i, values, keeping) for i in sources])
         beside = written.get(recipe.node.index)
         if recipe.slot is not None:
             made = [(recipe, _fetched(graph, recipe, keeping))]
@@ -82,14 +83,14 @@ def _make_again(
                 keeping.registered(graph, one, out)
             if one.node.index in uses:
                 values[one.node.index] = out
-                _read(one, values, uses)
+                _read(sources if one is recipe else _sources(one), values, uses)
             del out, kept
             keeping.unspare(graph, there.pop(one.node.index, ()))
 
 
-def _read(recipe: Recipe, values: dict[int, Buffer], uses: dict[int, int]) -> None:
+def _read(sources: Iterable[Recipe | Buffer], values: dict[int, Buffer], uses: dict[int, int]) -> None:
     """A value has been made of its sources; those that nothing else reads go."""
-    for i in _sources(recipe):
+    for i in sources:
         index = i.node.index
         if index in uses:
             uses[index] -= 1
