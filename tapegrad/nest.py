@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from tapegrad.errors import StructureError
+
+K = TypeVar("K", bound=type)
 
 
 class Composite:
@@ -34,6 +36,20 @@ class Composite:
 
 
 _CONTAINERS = dict, list, tuple, Composite
+_LEAVES: set[type] = {int, float, complex, bool, str, bytes, type(None)}
+"""Types of which it is known that they are leaves: they are told from containers without asking for base classes."""
+
+
+def is_leaf(kind: K) -> K:
+    """Let it be known that values of exactly this type are leaves (a class decorator)."""
+    _LEAVES.add(kind)
+    return kind
+
+
+def _is_flat(tree: Any) -> TypeGuard[tuple[Any, ...] | list[Any]]:
+    """Whether all items of a plain tuple or list are known to be leaves, which is so most often."""
+    kind = type(tree)
+    return (kind is tuple or kind is list) and _LEAVES.issuperset(map(type, tree))
 
 
 def _keys(tree: dict[str, object]) -> list[Any]:
@@ -64,6 +80,8 @@ def leaves(tree: object) -> Iterator[Any]:
 
 def flatten(tree: Any) -> list[Any]:
     """The leaves as a list."""
+    if _is_flat(tree):
+        return list(tree)
     if not isinstance(tree, _CONTAINERS):
         return [tree]
     found: list[Any] = []
@@ -73,10 +91,12 @@ def flatten(tree: Any) -> list[Any]:
 
 def _gather(tree: Any, found: list[Any]) -> None:
     for item in _items(tree):
-        if isinstance(item, _CONTAINERS):
-            _gather(item, found)
-        else:
+        if type(item) in _LEAVES or not isinstance(item, _CONTAINERS):
             found.append(item)
+        elif _is_flat(item):
+            found += item
+        else:
+            _gather(item, found)
 
 
 def _items(tree: Any) -> Any:
@@ -128,7 +148,10 @@ def rebuild(tree: object, values: Iterator[object]) -> Any:
     """The structure of ``tree`` with its leaves replaced by ``values``, in order."""
     kind = type(tree)
     if kind is tuple or kind is list:  # most often
-        items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]  # type: ignore[attr-defined]
+        if _is_flat(tree):
+            items = [next(values) for _ in tree]
+        else:
+            items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]  # type: ignore[attr-defined]
         return items if kind is list else tuple(items)
     if isinstance(tree, _CONTAINERS):
         return _with_items(tree, [rebuild(x, values) for x in _items(tree)])
@@ -145,12 +168,16 @@ def _subclass(kind: type, items: Any) -> Any:
 def map_leaves(f: Callable[[Any], object], tree: object) -> Any:
     """``tree`` with ``f`` applied to each leaf; containers are new."""
     if type(tree) is tuple:  # most often
+        if _is_flat(tree):
+            return tuple(map(f, tree))
         return tuple([map_leaves(f, x) if isinstance(x, _CONTAINERS) else f(x) for x in tree])
     return rebuild(tree, map(f, flatten(tree)))
 
 
 def structure(tree: object) -> Any:
     """A value equal for structures that are alike, whatever their leaves; printable."""
+    if _is_flat(tree):
+        return type(tree), ("*",) * len(tree)
     if not isinstance(tree, _CONTAINERS):
         return "*"
     if isinstance(tree, dict):
@@ -183,6 +210,8 @@ def _shown(tree: object) -> str:
 
 def alike(a: object, b: object) -> bool:
     """Whether values for the leaves of one may be given in the structure of the other: plain lists pass for tuples."""
+    if _is_flat(a) and _is_flat(b):
+        return len(a) == len(b)
     if isinstance(a, dict) and isinstance(b, dict):
         return type(a) is type(b) and a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, Composite) and isinstance(b, Composite):

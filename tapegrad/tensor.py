@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
+from tapegrad import nest
 from tapegrad.core import account
 from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.buffer import Buffer
@@ -39,6 +40,7 @@ _LEAST_HELD = 512
 """Bytes; what the ledger counts in."""
 
 
+@nest.is_leaf
 class Tensor:
     """An n-dimensional array whose derivatives a tape can take.  Make one with :func:`tapegrad.asarray`."""
 

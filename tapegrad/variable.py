@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from tapegrad import nest
 from tapegrad.core import account, cell
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -46,6 +47,7 @@ def last_number() -> int:
     return _number()
 
 
+@nest.is_leaf
 class Variable:
     """A trainable tensor that changes only by assignment (TensorFlow's ``Variable``).
 

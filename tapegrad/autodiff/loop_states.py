@@ -43,7 +43,10 @@ def check_state(name: str, step: int, before: object, after: object) -> None:
     A Python number may become a 0-d tensor of any dtype, and the reverse; an array may become a tensor.
     """
     check_structure(name, "the state", step, before, after)
-    old, new = _leaves(before), _leaves(after)
+    old, new = nest.flatten(before), nest.flatten(after)
+    if _are_alike(old, new):  # most often
+        return
+    old, new = list(map(_leaf, old)), list(map(_leaf, new))
     if old != new and not all(map(_fits, old, new)):
         raise StructureError(
             f"{name}: step {step} returned the state {_text(after)}, but was given {_text(before)}; each step must "
@@ -55,7 +58,8 @@ def check_state(name: str, step: int, before: object, after: object) -> None:
 def check_output(name: str, step: int, before: object, after: object) -> None:
     """Raise StructureError unless the output that ``step`` has returned has the form of those before it."""
     check_structure(name, "the output", step, before, after)
-    if _leaves(before) != _leaves(after):
+    old, new = nest.flatten(before), nest.flatten(after)
+    if not _are_alike(old, new) and list(map(_leaf, old)) != list(map(_leaf, new)):
         raise StructureError(
             f"{name}: step {step} returned the output {_text(after)}, the steps before it {_text(before)}; outputs are "
             "stacked: return the same shapes and dtypes at each step"
@@ -71,8 +75,11 @@ def stacked(outputs: list[object]) -> Any:
     return nest.rebuild(outputs[0], iter(whole))
 
 
-def _leaves(state: object) -> list[object]:
-    return [_leaf(x) for x in nest.leaves(state)]
+def _are_alike(old: list[Any], new: list[Any]) -> bool:
+    """Whether all are tensors, each with the aval of the one in its place."""
+    if not {Tensor}.issuperset(map(type, (*old, *new))):
+        return False
+    return [x._buffer.node.aval for x in old] == [x._buffer.node.aval for x in new]
 
 
 def _leaf(x: object) -> Any:

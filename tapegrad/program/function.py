@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.recording import Recording
 from tapegrad.core import locks
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.engine.above import lowest
@@ -34,7 +35,7 @@ from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
-from tapegrad.program.taped import TapedEntry
+from tapegrad.program.taped import Each, TapedEntry
 from tapegrad.tensor import Tensor
 from tapegrad.variable import everyone
 
@@ -134,7 +135,8 @@ class Function(Generic[P, R]):
         try:
             with self._lock:
                 plain = are_tensors(args, named)
-                given, by_name = (args, named) if plain else nest.map_leaves(as_tensor, (args, named))
+                given: Any = args if plain else nest.map_leaves(as_tensor, args)
+                by_name = nest.map_leaves(as_tensor, named) if named else named
                 return (self._on_a_tape if thread.recorders else self._called)(given, by_name, plain)
         except BaseException:
             locks.let_go(self._lock, self)
@@ -328,6 +330,34 @@ class Function(Generic[P, R]):
         self.stats.replays += 1
         return result
 
+    @locks.section
+    def in_a_row(
+        self, state: Any, count: int, each: Each, beside: Callable[[int], tuple[Tensor, ...]]
+    ) -> tuple[int, Any]:
+        """Up to ``count`` calls, each of what the one before it returned, and of ``beside(number)``.
+
+        How many were made, and what the last returned: 0 unless it is known that all are replays of one program, which
+        reads and writes nothing else, and of which no tape keeps a record.  Recorders are told of them as of one call.
+        ``each(call, tensors)`` makes a call.
+        """
+        recorders = thread.recorders
+        if MANAGER.limit != inf or self._budget != inf or thread.batches or not recorders or not _by_tapes(recorders):
+            return 0, state
+        if any(isinstance(r, Recording) for r in recorders) or isinstance(lowest(), Dry):
+            return 0, state  # a tape keeps a record of each
+        try:
+            with self._lock:
+                key, _, tensors = signature((state, *beside(0)), {})
+                entry = self._taped.get(key)
+                if entry is None or entry.call is None or entry.call.loses(recorders) is not None:
+                    return 0, state
+                done, state = entry.call.in_a_row(self._f, state, count, each, beside, key, tensors)
+                self.stats.replays += done
+                return done, state
+        except BaseException:
+            locks.let_go(self._lock, self)
+            raise
+
     def explain(self, *args: P.args, **named: P.kwargs) -> str:
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""
         with self._lock:
@@ -461,7 +491,10 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
 
 
 def _by_tapes(recorders: Sequence[Any]) -> bool:
-    return not any(isinstance(r, Pusher) for r in recorders)
+    for r in recorders:
+        if isinstance(r, Pusher):
+            return False
+    return True
 
 
 def _bytes_of_variables() -> int:

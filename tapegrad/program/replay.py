@@ -172,8 +172,10 @@ class Replay:
                 self._contents[cell] = content
 
     def _bind(self) -> None:
-        self._bind_variables()
-        self._renew_calls()
+        if self._large:
+            self._bind_variables()
+        if self._moved:
+            self._renew_calls()
 
     def _renew_calls(self) -> None:
         for i in sorted(self._moved):
@@ -300,14 +302,15 @@ class Replay:
 
     def commit(self) -> None:
         """Write to cells: all or none."""
-        self._put(self.writes())
+        if self.program.writes:
+            self._put(self.writes())
         for tell in self.program.afterwards:
             tell()
         self.forget()
 
     def forget(self) -> None:
         """Keep no old value of a large variable until the next call.  (On a GPU that would make graphs anew.)"""
-        if not self._device.lazy:
+        if self._large and not self._device.lazy:
             with suppress(RelaidError):  # the next call tells of it
                 self._bind()
 

@@ -29,7 +29,7 @@ def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[An
     positions: dict[int, int] = {}
     held: list[Any] = []
     parts: list[Any] = []
-    for x in args if plain else nest.flatten((args, named)):
+    for x in args if plain else nest.flatten((args, named) if named else args):
         if type(x) is Tensor:
             buffer = x._buffer
             aval, array = buffer.node.aval, buffer.array
@@ -41,7 +41,7 @@ def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[An
         else:
             parts.append((type(x), id(x)))
             held.append(x)
-    shape = len(args) if plain else (nest.structure(args), nest.structure(named))
+    shape = len(args) if plain else (nest.structure(args), nest.structure(named) if named else None)
     return (shape, tuple(parts), threads.crew.count, thread.autocasts[-1:], precision()), tuple(held), tensors
 
 

@@ -27,9 +27,12 @@ from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment, bits_of
 from tapegrad.program.program import Kind, Layouts
-from tapegrad.program.replay import MislaidError
+from tapegrad.program.replay import MislaidError, RelaidError
+from tapegrad.program.signatures import signature
 from tapegrad.tensor import Tensor, alias
 
+Each = Callable[[Callable[[list[Tensor]], list[Any]], list[Tensor]], list[Any]]
+"""Makes one call of several in a row."""
 _MARGIN = 0.005
 """How many bytes fewer, as a part, than the ratio says, where two arenas were too large."""
 
@@ -71,11 +74,18 @@ def _taken(joint: Joint, align: int) -> int:
 class TapedCall:
     """Calls of one signature.  Each keeps what its backward reads: arguments, contents of variables, carried values."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, f: Callable[..., Any], joint: Joint) -> None:
+        self.name = f"tg.function of {getattr(f, '__name__', type(f).__name__)}"
         self._joint = joint
         self._bind()
         self._positions = [s for s in joint.sources if isinstance(s, int)]
         self._variables = [s for s in joint.sources if not isinstance(s, int)]
+        outputs = joint.forward.outputs
+        self._passed = [i for i in joint.weighed if outputs[i].argument is not None]
+        """The results that are arguments."""
+        forward = joint.forward
+        self._is_closed = not (forward.writes or forward.reads or forward.streams or forward.afterwards)
+        """Whether it reads nothing but its arguments, and writes nothing but its results."""
         self._lock = locks.lock()
 
     def _bind(self) -> None:
@@ -84,30 +94,69 @@ class TapedCall:
     def __call__(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> Any:
         """The result of a replayed call, recorded."""
         joint = self._joint
+        recorders = thread.recorders
         for _, owner, _ in joint.forward.reads:
             owner.value()  # tapes note that it is read
-        contents = [v._cell.get(v) for v in self._variables]
-        kept = any(isinstance(r, Recording) for r in thread.recorders)  # a checkpoint's first run keeps no record
+        inputs = [tensors[i]._buffer for i in self._positions]
+        inputs += [v._cell.get(v) for v in self._variables]
+        kept = False
+        for recorder in recorders:
+            kept = kept or isinstance(recorder, Recording)  # a checkpoint's first run keeps no record
         leaves, carried = self._run(tensors, kept)
-        outputs = [leaves[i] for i in joint.weighed]
-        given = {id(t) for t in tensors}
-        for i, x in zip(joint.weighed, outputs, strict=True):
-            if id(x) in given:  # a tape follows the result as a value of its own
-                leaves[i] = Tensor(alias(x._buffer))
-        record = _Record(self, f, args, named, tensors, carried, [x._buffer.node.aval for x in outputs])
-        inputs = (*(tensors[i]._buffer for i in self._positions), *contents)
+        for i in self._passed:  # a tape follows the result as a value of its own
+            leaves[i] = Tensor(alias(leaves[i]._buffer))
         results = tuple([leaves[i]._buffer for i in joint.weighed])
         self._forward.commit()
         if results:
-            for recorder in thread.recorders:
-                recorder.record_call(record, inputs, results)
+            record = _Record(self, f, args, named, tensors, carried, [b.node.aval for b in results])
+            given = tuple(inputs)
+            for recorder in recorders:
+                recorder.record_call(record, given, results)
         return nest.rebuild(joint.forward.result, iter(leaves))
+
+    def in_a_row(
+        self, f: Callable[..., Any], state: Any, count: int, each: Each, beside: Callable[[int], tuple[Tensor, ...]],
+        key: Any, tensors: list[Tensor],
+    ) -> tuple[int, Any]:  # fmt: skip
+        """See :meth:`Function.in_a_row`; ``key`` and ``tensors``: of the first call."""
+        joint, result = self._joint, self._joint.forward.result
+        if not self._is_closed:
+            return 0, state
+        given = [tensors[i]._buffer for i in self._positions]
+        leaves: list[Any] = []
+        done = 0
+        try:
+            while done < count:
+                # Once the form of the state comes back, it comes back each time: it depends on the program alone.
+                if done == 1 and signature((nest.rebuild(result, iter(leaves)), *beside(1)), {})[0] != key:
+                    break
+                now = [x for x in (*leaves, *beside(done)) if type(x) is Tensor] if done else tensors
+                leaves = each(self._next, now)
+                done += 1
+        except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
+            pass
+        if not done:
+            return 0, state
+        for i in self._passed:
+            leaves[i] = Tensor(alias(leaves[i]._buffer))
+        results = tuple([leaves[i]._buffer for i in joint.weighed])
+        if results:
+            record = _Record(self, f, (), {}, tensors, [], [b.node.aval for b in results])
+            for recorder in thread.recorders:
+                recorder.record_call(record, tuple(given), results)
+        return done, nest.rebuild(result, iter(leaves))
+
+    def _next(self, tensors: list[Tensor]) -> list[Any]:
+        self._forward.run(tensors)
+        return self._forward.results(tensors, self._joint.count)
 
     def loses(self, recorders: Sequence[Recorder]) -> str | None:
         """Why the record would have no gradient of something that a tape watches; None: it has all."""
         joint = self._joint
-        if any(r.follows(b) for b in joint.outside for r in recorders):
-            return "it uses a tensor from outside that a tape watches: pass that as an argument"
+        for b in joint.outside:
+            for r in recorders:
+                if r.follows(b):
+                    return "it uses a tensor from outside that a tape watches: pass that as an argument"
         for cell, owner, _ in joint.forward.reads:
             if not any(owner is s for s in joint.sources) and any(r.follows(cell.get()) for r in recorders):
                 return f"it reads {owner.name!r}, which is not trainable and which a tape watches"
@@ -203,7 +252,7 @@ class TapedEntry:
     ) -> None:  # fmt: skip
         """Write down the function and its gradient, and compare them with an eager run."""
         try:
-            call = TapedCall(fitted(capture_joint(f, args, named, layouts), self.limit))
+            call = TapedCall(f, fitted(capture_joint(f, args, named, layouts), self.limit))
             self.reason = call.wrong(f, args, named, tensors)
         except FunctionError:
             raise
@@ -230,8 +279,7 @@ class _Record:
         self, taped: TapedCall, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor],
         carried: list[Tensor], outputs: list[ShapedArray],
     ) -> None:  # fmt: skip
-        self.name = f"tg.function of {getattr(f, '__name__', type(f).__name__)}"
-        self._taped, self._carried, self._outputs = taped, carried, outputs
+        self.name, self._taped, self._carried, self._outputs = taped.name, taped, carried, outputs
         self._call = f, args, named, tensors
 
     def pullback(

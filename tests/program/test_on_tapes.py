@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from captured import alike, bits
@@ -444,3 +446,145 @@ def test_the_forward_hands_on_what_fits_and_the_backward_makes_the_rest(part):
     fitted = next(iter(limited._taped.values())).call._joint
     assert sum(takes(fitted)) + bound_bytes(joint.forward) <= budget
     assert len(fitted.carried) < len(joint.carried)
+
+
+def looped(step, start, n=12, **options):
+    """The end of a loop, its gradient, and what was measured."""
+    x = tg.asarray(start)
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            end = tg.checkpointed_loop(step, (x, x * 0, tg.asarray(np.float32(0.5))), n, snapshots=3, **options)
+            y = sum(tg.sum(leaf) for leaf in end)
+        return end, tape.gradient(y, x), (m.reruns, m.kernel_runs, m.bytes_moved)
+
+
+def given_with_an_index(state, i):
+    u, v, c = state
+    return tg.sin(u) * c + tg.astype(i, "float32") * 0.1 - v, u, c
+
+
+def given_alone(state):
+    return given_with_an_index(state, 3)
+
+
+def takes_turns(state):
+    """Each step gives the tensors in another order."""
+    u, v, c = state
+    return v, tg.sin(u) * c, c
+
+
+def turns_over(state):
+    """After each step another leaf lies by columns: another signature."""
+    u, v, c = state
+    return tg.transpose(v), u + tg.sum(tg.exp(u)) * 1e-3, c + tg.sum(v) * 1e-3
+
+
+@pytest.mark.parametrize("step", [given_alone, given_with_an_index, takes_turns, turns_over])
+def test_steps_that_no_tape_keeps_are_replayed_in_a_row(step):
+    captured, single, made = tg.function(step), tg.function(step), []
+    start = data(9, 9)
+    in_a_row = captured.in_a_row
+
+    def counted(*args):
+        done, state = in_a_row(*args)
+        made.append(done)
+        return done, state
+
+    captured.in_a_row, single.in_a_row = counted, lambda state, *_: (0, state)
+    for _ in range(3):
+        made.clear()
+        *wanted, figures = looped(step, start)
+        *ours, counts = looped(captured, start)
+        *theirs, as_many = looped(single, start)
+        assert bits(ours) == bits(theirs) == bits(wanted)
+        assert counts == as_many and counts[0] == figures[0]
+    assert sum(made) > 20 and (max(made) > 3) == (step is not turns_over)
+    assert captured.stats.fallbacks == single.stats.fallbacks == {}
+
+
+def test_steps_in_a_row_take_few_calls_of_python():
+    calls = 0
+
+    def note(frame, event, _):
+        nonlocal calls
+        calls += event == "call"
+
+    def taken(n):
+        nonlocal calls
+        x = tg.asarray(data(5))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            tg.checkpointed_loop(captured, (x, x * 0, tg.asarray(np.float32(0.5))), n, snapshots=1)
+            calls, before = 0, sys.getprofile()
+            sys.setprofile(note)
+            try:
+                tg.checkpointed_loop(captured, (x, x * 0, tg.asarray(np.float32(0.5))), n, snapshots=1)
+            finally:
+                sys.setprofile(before)
+        return calls
+
+    captured = tg.function(given_alone)
+    assert taken(60) - taken(10) <= 50 * 40  # 145 each where they are made one by one
+
+
+def reads_a_variable(state):
+    return (state[0] * SCALE, *state[1:])
+
+
+def draws(state):
+    return (state[0] + tg.random.normal(state[0].shape), *state[1:])
+
+
+def counts(state):
+    COUNT.assign_add(1.0)
+    return (tg.sin(state[0]), *state[1:])
+
+
+SCALE, COUNT = tg.Variable(0.5), tg.Variable(0.0, trainable=False)
+
+
+@pytest.mark.parametrize("step", [reads_a_variable, draws, counts])
+def test_steps_that_read_or_write_more_than_their_state_are_made_one_by_one(step):
+    captured = tg.function(step)
+    for _ in range(2):
+        found = []
+        for f in (step, captured):
+            tg.random.seed(3)
+            COUNT.assign(0.0)
+            found.append(bits((looped(f, data(5))[:2], COUNT.numpy())))
+        assert found[0] == found[1]
+    state = tuple(tg.asarray(data(5, seed=i)) for i in range(3))
+    assert captured.in_a_row(state, 4, lambda f, *args: f(*args), lambda _: ()) == (0, state)
+
+
+def test_a_state_that_changes_its_dtype_is_refused_at_that_step():
+    captured = tg.function(lambda state: tg.astype(state, "float64"))
+    x = tg.asarray(data(5))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        for _ in range(3):
+            captured(x)  # known, so that a loop replays it at once
+        with pytest.raises(tg.errors.StructureError, match="step 0 returned the state float64"):
+            tg.checkpointed_loop(captured, x, 3, snapshots=1)
+
+
+def test_no_steps_go_in_a_row_where_each_is_recorded_or_limited():
+    captured = tg.function(given_alone)
+    state = (tg.asarray(data(5)), tg.asarray(data(5, seed=1)), tg.asarray(np.float32(0.5)))
+
+    def made(f=captured):
+        return f.in_a_row(state, 4, lambda f, *args: f(*args), lambda _: ())[0]
+
+    with tg.GradientTape() as tape:
+        tape.watch(state[0])
+        captured(state)
+        assert made() == 0  # the tape keeps a record of each
+        with tape.stop_recording():
+            assert made() == 0  # nobody records: calls have another program
+    with tg.GradientTape() as tape:
+        tape.watch(state)
+        end = tg.checkpointed_loop(captured, state, 6, snapshots=2)
+        with tg.memory_budget("1MiB"):
+            again = tg.checkpointed_loop(captured, state, 6, snapshots=2)
+    assert bits(end) == bits(again)

@@ -156,9 +156,26 @@ class Loop(Recompute):
         y, output = self._parted(y, i) if self.outputs else (y, ())
         if self.steady and not again:
             check_state(self.name, i, before, y)
-            self._first_output = output if i == 0 else self._first_output
-            check_output(self.name, i, self._first_output, output)
+            if self.outputs:
+                self._first_output = output if i == 0 else self._first_output
+                check_output(self.name, i, self._first_output, output)
         return y, output
+
+    def steps(self, state: Any, start: int, stop: int, each: Callable[..., Any]) -> tuple[int, Any]:
+        """Steps from ``start`` on, at most to ``stop``, that a captured function makes in a row: how many, the state.
+
+        ``each(f, *args)`` makes one of them, by ``f(*args)``.  0 steps: they are to be made one by one.
+        """
+        in_a_row = getattr(self.__wrapped__, "in_a_row", None)
+        if in_a_row is None or self.outputs or not self.steady:
+            return 0, state
+        beside: Callable[[int], tuple[Any, ...]] = lambda _: ()
+        if self._indexed:
+            beside = lambda k: (index_for(self.__wrapped__, start + k, state),)
+        done, after = in_a_row(state, stop - start, each, beside)
+        if done:
+            check_state(self.name, start + done - 1, state, after)
+        return done, after
 
     def _parted(self, y: Any, i: int) -> tuple[Any, Any]:
         if isinstance(y, (tuple, list)) and len(y) == 2:

@@ -119,8 +119,11 @@ class FirstRun:
         for action in actions:
             match action:
                 case Advance(start, stop):
-                    for i in range(start, stop):
-                        self._step(i)
+                    while start < stop:
+                        done = self._steps(start, stop)
+                        if not done:
+                            self._step(start)
+                        start += done or 1
                 case Tape(step):
                     self._tape(step)
                 case Store():
@@ -162,6 +165,16 @@ class FirstRun:
         self._call.note(state, results, self._tracker.follows)
         self._tracker.next_step([r._buffer for r in results if isinstance(r, Tensor)])
         self.walk.here.state = state
+
+    def _steps(self, start: int, stop: int) -> int:
+        """Make steps in a row, where it is known that all do the same to values of the same form; how many."""
+        if self._watch.contents:
+            return 0
+        done, state = self._call._owner.steps(self.walk.here.state, start, stop, lambda f, *args: f(*args))
+        if done:
+            self._enter(state, results_of(state, self._watch))
+            self._call.note_again(done)
+        return done
 
     def _step(self, i: int) -> list[object]:
         marks: Marks = {}
@@ -294,6 +307,13 @@ class LoopCall(CheckpointedCall):
         form.tracked = [isinstance(r, Tensor) and tracked(r._buffer) for r in results]
         self._forms.append(self._forms[-1] if self._forms and self._forms[-1] == form else form)
 
+    def note_again(self, steps: int) -> None:
+        """So many steps had the form that was noted last, and none of them read what the loop changes."""
+        self._draws.steps_without(steps - 1)
+        self._forms += self._forms[-1:] * (steps - 1)
+        for _ in range(steps):
+            self.mark({})
+
     def note_step(self, walk: Walk, look: Lookout, seen: Seen) -> None:
         """Note what a recorded step used from outside the loop, keeping none of it alive."""
         nodes = [b.node for b in look.used.values() if b.node.index < self.setting.start]
@@ -392,11 +412,23 @@ class LoopCall(CheckpointedCall):
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
         with self._replaying(walk.here):
-            for step in range(start, stop):
+            while start < stop:
                 watch = Lookout(())  # told of it, a budget learns how states are made; it keeps what the step uses
-                recorders = (*thread.recorders, watch)
-                again = partial(during, self._repeat_one, walk, step, watch, **self.setting.surroundings)
-                during(account.current.rerun, again, recorders=recorders)
+                changes = {**self.setting.surroundings, "recorders": (*thread.recorders, watch)}
+                done = during(self._repeat, walk, start, stop, watch, **changes)
+                if not done:
+                    during(account.current.rerun, self._repeat_one, walk, start, watch, **changes)
+                start += done or 1
+
+    def _repeat(self, walk: Walk, start: int, stop: int, watch: Lookout) -> int:
+        """Steps in a row, as in the first run; how many."""
+        each = lambda f, *args: account.current.rerun(f, *args)
+        done, state = self._owner.steps(walk.here.state, start, stop, each)
+        if done:
+            self._compare_form(start + done - 1, state, results_of(state, watch))
+            self._draws.compare(start + done - 1)
+            walk.here.state = state
+        return done
 
     def _repeat_one(self, walk: Walk, step: int, watch: Lookout) -> None:
         made_after = next_index()

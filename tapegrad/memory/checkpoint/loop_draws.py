@@ -31,6 +31,10 @@ class LoopDraws(HostDraws):
         else:
             self._hashes.append((hash(bits.words_mark()),))
 
+    def steps_without(self, steps: int) -> None:
+        """So many steps more have drawn nothing."""
+        self._hashes += self._hashes[-1:] * steps
+
     def _hash(self) -> tuple[int, ...]:
         return hash(bits.words_mark()), hash(bits.python_mark())
 
