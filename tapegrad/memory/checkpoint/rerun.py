@@ -48,7 +48,10 @@ class Lookout:
 
     def watched(self, buffer: Buffer) -> bool:
         """Whether a recorder outside follows the value."""
-        return any(r.follows(buffer) for r in self.outer)
+        for r in self.outer:
+            if r.follows(buffer):
+                return True
+        return False
 
     def follows(self, buffer: Buffer) -> bool:
         """Whether the value comes from outside and is watched there."""
@@ -306,11 +309,18 @@ def alone(result: object, start: int) -> object:
 
 def snapshots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Containers and foreign arrays copied, because they may change before, or in, the rerun; all else is itself."""
-    return nest.map_leaves(_snapshot, args), nest.map_leaves(_snapshot, kwargs)
+    return snapshot(args), snapshot(kwargs)
+
+
+def snapshot(tree: Any) -> Any:
+    """The same of one structure."""
+    return nest.map_leaves(_snapshot, tree)
 
 
 def _snapshot(leaf: Any) -> Any:
     """A copy of a foreign array, which may change before the rerun; anything else is itself."""
+    if type(leaf) is Tensor:
+        return leaf
     if type(leaf) is Argument:
         return leaf.tensor()
     return thread.executor.in_earnest(leaf.copy, leaf) if is_array(leaf) else leaf

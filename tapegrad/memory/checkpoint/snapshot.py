@@ -18,7 +18,7 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.node import Node, leaf
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.budget.manager import MANAGER
-from tapegrad.memory.checkpoint.rerun import snapshots
+from tapegrad.memory.checkpoint.rerun import snapshot
 from tapegrad.memory.offload.tiers import Disk
 from tapegrad.tensor import Tensor
 
@@ -41,8 +41,7 @@ class Position:
 
     def copied(self) -> Position:
         """The same place; containers and foreign arrays are new, because steps may change them."""
-        ((state,), _) = snapshots((self.state,), {})
-        return Position(state, dict(self.cells), self.random)
+        return Position(snapshot(self.state), dict(self.cells), self.random)
 
 
 class Snapshot:
@@ -118,8 +117,8 @@ class Snapshot:
     def position(self) -> Position | None:
         """The place, read from disk if it is there; None: dropped."""
         here = self._position
-        if here is None:
-            return None
+        if here is None or not self._slots:
+            return None if here is None else here.copied()
         buffers: dict[int, Buffer] = {}
 
         def get(x: Any) -> Any:
