@@ -172,7 +172,7 @@ class Loop(Recompute):
         beside: Callable[[int], tuple[Any, ...]] = lambda _: ()
         if self._indexed:
             beside = lambda k: (index_for(self.__wrapped__, start + k, state),)
-        done, after = in_a_row(state, stop - start, each, beside)
+        done, after = in_a_row(state, stop - start, partial(each, self._as_run), beside)
         if done:
             check_state(self.name, start + done - 1, state, after)
         return done, after

@@ -326,6 +326,31 @@ def test_reruns_name_what_they_repeat_value_by_value_and_call_by_call() -> None:
     assert run.steps["reruns"] == [4, 4]
 
 
+def test_steps_of_a_loop_that_go_in_a_row_are_calls_like_those_made_one_by_one() -> None:
+    x = f32(np.ones((32, 64)))
+
+    def looped(step: Any) -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.checkpointed_loop(step, x, 9, snapshots=2))
+        tape.gradient(y, x)
+
+    found = []
+    for one_by_one in (False, True):
+        step = tg.function(lambda h: tg.sin(h) * 1.5)
+        if one_by_one:
+            step.in_a_row = lambda state, *_: (0, state)  # type: ignore[method-assign]
+        looped(step)
+        run, _ = recorded(lambda step=step: looped(step))
+        c, ops = run.calls, run.ops
+        names = [run.text(name) for name in c["name"]]
+        calls = Counter((names[i], PHASES[c["phase"][i]], c["step"][i]) for i in range(len(names)))
+        worked = Counter((names[call] if call >= 0 else "", PHASES[p]) for call, p in zip(ops["call"], ops["phase"]))
+        found.append((calls, worked, run.steps["reruns"]))
+    assert found[0] == found[1]
+    assert sum(found[0][0].values()) > 20
+
+
 def test_values_restored_under_a_budget_name_what_was_dropped() -> None:
     ws, x = weights(6, 128), f32(np.ones((512, 128)))
     with tg.measure() as m:
