@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf
@@ -35,7 +35,7 @@ from tapegrad.program.program import Layouts, Program
 from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
-from tapegrad.program.taped import Each, TapedEntry
+from tapegrad.program.taped import Each, TapedCall, TapedEntry
 from tapegrad.tensor import Tensor
 from tapegrad.variable import everyone
 
@@ -330,6 +330,15 @@ class Function(Generic[P, R]):
         self.stats.replays += 1
         return result
 
+    def _known_on_a_tape(self, args: tuple[Any, ...]) -> tuple[Any, list[Tensor], TapedCall | None]:
+        """The signature of a call, its tensors, and what replays it on a tape, if that is known, outside of budgets."""
+        key, _, tensors = signature(args, {})
+        entry = self._taped.get(key)
+        limited = MANAGER.limit != inf or self._budget != inf
+        if entry is None or limited or thread.batches or isinstance(lowest(), Dry):
+            return key, tensors, None
+        return key, tensors, entry.call
+
     @locks.section
     def in_a_row(
         self, state: Any, count: int, each: Each, beside: Callable[[int], tuple[Tensor, ...]]
@@ -341,19 +350,38 @@ class Function(Generic[P, R]):
         ``each(call, tensors)`` makes a call.
         """
         recorders = thread.recorders
-        if MANAGER.limit != inf or self._budget != inf or thread.batches or not recorders or not _by_tapes(recorders):
+        if not recorders or not _by_tapes(recorders) or any(isinstance(r, Recording) for r in recorders):
             return 0, state
-        if any(isinstance(r, Recording) for r in recorders) or isinstance(lowest(), Dry):
-            return 0, state  # a tape keeps a record of each
         try:
             with self._lock:
-                key, _, tensors = signature((state, *beside(0)), {})
-                entry = self._taped.get(key)
-                if entry is None or entry.call is None or entry.call.loses(recorders) is not None:
+                key, tensors, call = self._known_on_a_tape((state, *beside(0)))
+                if call is None or call.loses(recorders) is not None:
                     return 0, state
-                done, state = entry.call.in_a_row(self._f, state, count, each, beside, key, tensors)
+                done, state = call.in_a_row(self._f, state, count, each, beside, key, tensors)
                 self.stats.replays += done
                 return done, state
+        except BaseException:
+            locks.let_go(self._lock, self)
+            raise
+
+    @locks.section
+    def gradients(
+        self, args: tuple[Any, ...], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
+    ) -> list[Tensor | None] | None:
+        """Gradients in the tensors among ``args``, for the cotangents ``cts`` of the leaves of what a call returns.
+
+        The call is made once more for it, by ``each(call, tensors)``.  None unless it is known to be a replay of a
+        program that reads and writes nothing else, which nobody records, and which uses none of the values ``followed``
+        (by index) but as arguments: then it is to be made, recorded and pulled by itself.
+        """
+        if thread.recorders:
+            return None
+        try:
+            with self._lock:
+                _, tensors, call = self._known_on_a_tape(args)
+                found = None if call is None else call.gradients(tensors, cts, each, followed)
+                self.stats.replays += found is not None
+                return found
         except BaseException:
             locks.let_go(self._lock, self)
             raise

@@ -31,8 +31,8 @@ from tapegrad.program.replay import MislaidError, RelaidError
 from tapegrad.program.signatures import signature
 from tapegrad.tensor import Tensor, alias
 
-Each = Callable[[Callable[[list[Tensor]], list[Any]], list[Tensor]], list[Any]]
-"""Makes one call of several in a row."""
+Each = Callable[[Callable[[list[Tensor]], Any], list[Tensor]], Any]
+"""Makes a replay: ``each(f, tensors)`` is what ``f(tensors)`` returns."""
 _MARGIN = 0.005
 """How many bytes fewer, as a part, than the ratio says, where two arenas were too large."""
 
@@ -145,6 +145,31 @@ class TapedCall:
             for recorder in thread.recorders:
                 recorder.record_call(record, tuple(given), results)
         return done, nest.rebuild(result, iter(leaves))
+
+    def gradients(
+        self, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
+    ) -> list[Tensor | None] | None:
+        """See :meth:`Function.gradients`: for each of the ``tensors``."""
+        joint = self._joint
+        if not self._is_closed or any(b.node.index in followed for b in joint.outside):
+            return None
+        if len({id(t._buffer) for t in tensors}) < len(tensors):  # one argument stands for both
+            return None
+        weights = [cts[i] for i in joint.weighed]
+        absent = [i for i, ct in enumerate(weights) if ct is None]
+        try:
+            leaves, carried = each(self._run, tensors)
+            given = [
+                zeros_of(leaves[i]._buffer.node.aval) if ct is None else ct
+                for i, ct in zip(joint.weighed, weights, strict=True)
+            ]
+            found = self.pull(carried, given, absent)
+        except (RelaidError, MislaidError):  # the call, made by itself, tells of it
+            return None
+        grads: list[Tensor | None] = [None] * len(tensors)
+        for position, gradient in zip(self._positions, found, strict=True):
+            grads[position] = gradient
+        return grads
 
     def _next(self, tensors: list[Tensor]) -> list[Any]:
         self._forward.run(tensors)

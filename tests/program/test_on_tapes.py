@@ -9,6 +9,7 @@ import pytest
 from captured import alike, bits
 
 import tapegrad as tg
+from tapegrad import nest
 from tapegrad.errors import FunctionError
 from tapegrad.program import arena
 from tapegrad.program.fit import bound_bytes
@@ -459,6 +460,11 @@ def looped(step, start, n=12, **options):
         return end, tape.gradient(y, x), (m.reruns, m.kernel_runs, m.bytes_moved)
 
 
+def made_one_by_one(captured):
+    """Loops record and pull each step of it, as they do steps that are not captured."""
+    captured.in_a_row, captured.gradients = lambda state, *_: (0, state), lambda *_: None
+
+
 def given_with_an_index(state, i):
     u, v, c = state
     return tg.sin(u) * c + tg.astype(i, "float32") * 0.1 - v, u, c
@@ -491,7 +497,8 @@ def test_steps_that_no_tape_keeps_are_replayed_in_a_row(step):
         made.append(done)
         return done, state
 
-    captured.in_a_row, single.in_a_row = counted, lambda state, *_: (0, state)
+    captured.in_a_row = counted
+    made_one_by_one(single)
     for _ in range(3):
         made.clear()
         *wanted, figures = looped(step, start)
@@ -510,22 +517,31 @@ def test_steps_in_a_row_take_few_calls_of_python():
         nonlocal calls
         calls += event == "call"
 
-    def taken(n):
+    def counted(f, *args, **options):
         nonlocal calls
+        calls, before = 0, sys.getprofile()
+        sys.setprofile(note)
+        try:
+            return f(*args, **options), calls
+        finally:
+            sys.setprofile(before)
+
+    def taken(n, snapshots):
+        """Forward, then for the gradient."""
         x = tg.asarray(data(5))
-        with tg.GradientTape() as tape:
-            tape.watch(x)
-            tg.checkpointed_loop(captured, (x, x * 0, tg.asarray(np.float32(0.5))), n, snapshots=1)
-            calls, before = 0, sys.getprofile()
-            sys.setprofile(note)
-            try:
-                tg.checkpointed_loop(captured, (x, x * 0, tg.asarray(np.float32(0.5))), n, snapshots=1)
-            finally:
-                sys.setprofile(before)
-        return calls
+        for _ in range(2):
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                start = x, x * 0, tg.asarray(np.float32(0.5))
+                end, forward = counted(tg.checkpointed_loop, captured, start, n, snapshots=snapshots)
+                y = tg.sum(end[0])
+            _, back = counted(tape.gradient, y, x)
+        return forward, back
 
     captured = tg.function(given_alone)
-    assert taken(60) - taken(10) <= 50 * 40  # 145 each where they are made one by one
+    assert taken(60, 1)[0] - taken(10, 1)[0] <= 50 * 40  # 145 each where they are made one by one
+    # Of a step that is stored, made once more and pulled: 392 where it is recorded.
+    assert taken(60, 60)[1] - taken(10, 10)[1] <= 50 * 160
 
 
 def reads_a_variable(state):
@@ -588,3 +604,113 @@ def test_no_steps_go_in_a_row_where_each_is_recorded_or_limited():
         with tg.memory_budget("1MiB"):
             again = tg.checkpointed_loop(captured, state, 6, snapshots=2)
     assert bits(end) == bits(again)
+
+
+def with_others(state):
+    """Beside the float tensors a count, a number, and one tensor that is given on as it is."""
+    u, n, factor, kept, (a, b) = state
+    return tg.sin(u) * factor + kept, n + 1, factor, kept, (b * a, a)
+
+
+def ignores(state):
+    """The gradient of two leaves depends on none, or on some, of the cotangents."""
+    u, n, factor, kept, (a, b) = state
+    return u * 0.5, n, factor, tg.zeros_like(kept), (tg.stop_gradient(a) * b, tg.exp(-b))
+
+
+def given_twice(state):
+    """From the second step on two leaves are one tensor."""
+    u, n, factor, kept, (a, _) = state
+    return u * a, n, factor, kept, (a, a)
+
+
+@pytest.mark.parametrize("step", [with_others, ignores, given_twice])
+@pytest.mark.parametrize("wanted", [(0,), (0, 3), (3, 4)])
+@pytest.mark.parametrize("schedule", ["revolve", "mixed", "sqrt"])
+def test_gradients_go_through_steps_without_a_record(step, wanted, schedule):
+    def looped(step, persistent=False):
+        xs = [tg.asarray(data(5, seed=i)) for i in range(4)]
+        state = xs[0], tg.asarray(np.int64(0)), 0.9, xs[1], (xs[2], xs[3])
+        with tg.GradientTape(persistent=True) as tape:
+            for x in xs:
+                tape.watch(x)
+            end = tg.checkpointed_loop(step, state, 9, snapshots=3, schedule=schedule)
+            leaves = [leaf for leaf in nest.flatten(end) if isinstance(leaf, tg.Tensor) and leaf.dtype == "float32"]
+            y = sum(tg.sum(tg.cos(leaves[i])) for i in wanted if i < len(leaves))
+        return end, tape.gradient(y, xs), tape.gradient(y, xs[0])
+
+    captured, made = tg.function(step), []
+    gradients = captured.gradients
+
+    def noted(*args):
+        found = gradients(*args)
+        made.append(found is not None)
+        return found
+
+    captured.gradients = noted
+    for _ in range(2):
+        made.clear()
+        assert bits(looped(captured)) == bits(looped(step))
+    assert any(made)
+
+
+def test_one_argument_given_twice_has_one_gradient():
+    captured, x = tg.function(lambda a, b: a * b), tg.asarray(data(5))
+    plainly = lambda f, *args: f(*args)
+    for pair in ((x, x), (x, tg.sin(x))):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            captured(*pair)
+    assert captured.gradients((x, x), [x], plainly, set()) is None
+    a, b = x, tg.sin(x)
+    assert bits(captured.gradients((a, b), [x], plainly, set())) == bits([x * b, x * a])
+    assert captured.gradients((a, b), [None], plainly, set()) == [None, None]
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        assert captured.gradients((a, b), [x], plainly, set()) is None  # that tape would have to record it
+
+
+def test_a_step_that_uses_what_a_gradient_is_asked_for_is_recorded():
+    kept = tg.asarray(data(5, seed=9))
+    step = tg.function(lambda u: tg.sin(u) * kept)
+    for _ in range(2):
+        with tg.GradientTape() as tape:
+            x = tg.asarray(data(5))
+            tape.watch(x)
+            y = tg.sum(tg.checkpointed_loop(step, x, 6, snapshots=2))  # its program is known now
+        tape.gradient(y, x)
+    found = []
+    for f in (step, lambda u: tg.sin(u) * kept):
+        with tg.GradientTape() as tape:
+            tape.watch([x, kept])
+            y = tg.sum(tg.checkpointed_loop(f, x, 6, snapshots=2))
+        found.append(bits(tape.gradient(y, [x, kept])))
+    assert found[0] == found[1]
+
+
+def test_gradients_without_a_record_are_differentiated_like_others():
+    captured, x = tg.function(lambda u: tg.sin(u) * 1.5), tg.asarray(data(5))
+
+    def twice(step):
+        with tg.GradientTape() as outer:
+            outer.watch(x)
+            with tg.GradientTape() as inner:
+                inner.watch(x)
+                y = tg.sum(tg.checkpointed_loop(step, x, 5, snapshots=2))
+            g = inner.gradient(y, x)
+            z = tg.sum(g * g)
+        return g, outer.gradient(z, x)
+
+    wanted = bits(twice(captured._f))
+    for _ in range(3):
+        assert bits(twice(captured)) == wanted
+
+    def jacobian(step):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.checkpointed_loop(step, x, 5, snapshots=2)
+        return tape.jacobian(y, x)
+
+    wanted = bits(jacobian(captured._f))
+    for _ in range(2):
+        assert bits(jacobian(captured)) == wanted

@@ -213,6 +213,10 @@ class Checkpoint:
         """
         self._variables, self.effects = self._numbers(seen), watch.effects
         own = {content.node.index for content in self.setting.cells.values() if isinstance(content, Buffer)}
+        given = list(given)
+        # Arguments get their gradients whether a run reads them or not: a captured step, replayed, may tell of more of
+        # them than when it ran eagerly.
+        own.update(b.node.index for b in given)
         self._used, self._captured = watch.used.keys() | own, watch.captured.keys() - own - set(apart)
         inputs = {b.node.index: b for b in given if watch.follows(b)}
         inputs.update(watch.captured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -151,8 +151,7 @@ class Loop(Recompute):
     def step(self, state: Any, i: int, again: bool) -> tuple[Any, Any]:
         """Step ``i``: the state and the output (of a loop without outputs an empty tuple).  Raises StructureError."""
         before = nest.map_leaves(lambda x: x, state) if self.steady else None  # a step may change containers in place
-        args = (state, index_for(self.__wrapped__, i, state)) if self._indexed else (state,)
-        y = super()._run(args, {}, again)
+        y = super()._run((state, *self._beside(state, i)), {}, again)
         y, output = self._parted(y, i) if self.outputs else (y, ())
         if self.steady and not again:
             check_state(self.name, i, before, y)
@@ -169,13 +168,30 @@ class Loop(Recompute):
         in_a_row = getattr(self.__wrapped__, "in_a_row", None)
         if in_a_row is None or self.outputs or not self.steady:
             return 0, state
-        beside: Callable[[int], tuple[Any, ...]] = lambda _: ()
-        if self._indexed:
-            beside = lambda k: (index_for(self.__wrapped__, start + k, state),)
+        beside = lambda k: self._beside(state, start + k)
         done, after = in_a_row(state, stop - start, partial(each, self._as_run), beside)
         if done:
             check_state(self.name, start + done - 1, state, after)
         return done, after
+
+    def gradients(
+        self, state: Any, i: int, cts: Sequence[Any], each: Callable[..., Any], followed: Collection[int]
+    ) -> list[Any] | None:
+        """Cotangents of the tensors in ``state``, for those of the leaves of what step ``i``, if it is captured, gives.
+
+        ``each(f, *args)`` makes the step, by ``f(*args)``.  None: it is to be recorded.  ``followed``: the indices of
+        the values from outside that a gradient is asked for.
+        """
+        gradients = getattr(self.__wrapped__, "gradients", None)
+        if gradients is None or self.outputs or not self.steady:
+            return None
+        args = (state, *self._beside(state, i))
+        found: list[Any] | None = gradients(args, cts, partial(each, self._as_run), followed)
+        return found
+
+    def _beside(self, state: Any, i: int) -> tuple[Any, ...]:
+        """What step ``i`` takes beside the state."""
+        return (index_for(self.__wrapped__, i, state),) if self._indexed else ()
 
     def _parted(self, y: Any, i: int) -> tuple[Any, Any]:
         if isinstance(y, (tuple, list)) and len(y) == 2:

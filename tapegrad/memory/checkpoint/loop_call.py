@@ -360,7 +360,10 @@ class LoopCall(CheckpointedCall):
         upstream = iter(cts)
         walk.state = [None if aval is None else next(upstream) for aval in self._forms[-1].avals]
         walk.stacked = [next(upstream) if stacks else None for stacks in self._stacks]
-        for action in actions:
+        ahead = iter(actions)
+        action = next(ahead, None)
+        while action is not None:
+            following = next(ahead, None)
             match action:
                 case Advance(start, stop):
                     self._advance(walk, start, stop)
@@ -370,10 +373,13 @@ class LoopCall(CheckpointedCall):
                     self._restore(walk, step)
                 case Drop(step):
                     del walk.kept[step]
+                case Tape(step) if self._reverse_at_once(walk, step, following, lead):
+                    following = next(ahead, None)
                 case Tape(step):
                     self._tape(walk, step)
                 case Reverse(step):
                     self._reverse(walk, step, needed, lead)
+            action = following
         self.compare_uses(walk.numbers, walk.used)
         return [
             zeros_of(n.aval, lead) if i in needed and i not in walk.sums else walk.sums.get(i)
@@ -472,6 +478,24 @@ class LoopCall(CheckpointedCall):
         self.note_step(walk, look, seen)
         walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
         walk.here.state = state
+
+    def _reverse_at_once(self, walk: Walk, step: int, following: Action | None, lead: int | None) -> bool:
+        """Pull cotangents through a step, if that is what follows, without a record; whether that was possible.
+
+        So it is of a captured function.  The first step's state may have come from outside, where sums are taken.
+        """
+        reversed_next = isinstance(following, Reverse) and following.step == step
+        if not step or not reversed_next or lead is not None or self._marks[step]:
+            return False
+        here = walk.here.state
+        each = lambda f, *args: account.current.rerun(f, *args)
+        found = self._owner.gradients(here, step, walk.state, each, {n.index for n in self._nodes})
+        if found is None:
+            return False
+        tensors = iter(found)
+        walk.here = Position()
+        walk.state = [next(tensors) if isinstance(leaf, Tensor) else None for leaf in nest.flatten(here)]
+        return True
 
     def _compare_form(self, step: int, y: Any, results: list[object]) -> None:
         form, wanted = form_of(y, results), self._forms[step + 1]
