@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -19,20 +18,19 @@ from tapegrad.core import locks
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.engine.above import lowest
 from tapegrad.engine.dry_run import Dry
-from tapegrad.errors import BudgetError, FunctionError, TapegradError, warn
+from tapegrad.errors import BudgetError, FunctionError, warn
 from tapegrad.memory.budget.budget import yielding
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
 from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
-from tapegrad.program.capture import capture, why_not
-from tapegrad.program.eager import difference, eager, unlike
-from tapegrad.program.fit import Planner, bound_bytes, fit
+from tapegrad.program.eager import difference, eager
+from tapegrad.program.entry import Entry, Stats
+from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment
 from tapegrad.program.predicted import as_tensor, predicted
-from tapegrad.program.program import Layouts, Program
-from tapegrad.program.replay import MislaidError, RelaidError, Replay, first_difference
+from tapegrad.program.replay import MislaidError, RelaidError, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
 from tapegrad.program.taped import Each, TapedCall, TapedEntry
@@ -41,35 +39,6 @@ from tapegrad.variable import everyone
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass
-class Stats:
-    """What a function has done: programs made, calls replayed, and why calls were not (reason: how many)."""
-
-    traces: int = 0
-    replays: int = 0
-    fallbacks: dict[str, int] = field(default_factory=dict)
-    over_budget: int = 0
-    """Bytes by which eager calls have exceeded ``budget=``: some can be kept by a program alone (0: none has)."""
-
-    def fell_back(self, reason: str) -> None:
-        """One more call that ran eagerly."""
-        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
-
-
-class _Entry:
-    """One signature: its program, and whether a replay of it has been compared with an eager run; or a reason."""
-
-    def __init__(self, key: Any, held: tuple[Any, ...]) -> None:
-        self.key, self.held = key, held
-        self.plain: Program | None = None
-        self.limit = inf
-        self.program: Program | None = None
-        self.layouts: Layouts = {}
-        self.replay: Replay | None = None
-        self.reason: str | None = None
-        self.verified = False
 
 
 class Function(Generic[P, R]):
@@ -83,7 +52,7 @@ class Function(Generic[P, R]):
         self._f = f
         self._most = max_signatures
         self._budget = inf if budget is None else parse_bytes(budget)
-        self._entries: dict[Any, _Entry] = {}
+        self._entries: dict[Any, Entry] = {}
         self._taped: dict[Any, TapedEntry] = {}
         self._lock = locks.lock()
         self._methods: dict[int, tuple[weakref.ref[Any], Function[..., R]]] = {}  # by identity, not by equality
@@ -148,7 +117,7 @@ class Function(Generic[P, R]):
         key, held, tensors = signature(args, named, plain)
         entry = self._entries.get(key)
         if entry is None:
-            return self._first(_Entry(key, held), args, named)
+            return self._first(Entry(key, held), args, named)
         if entry.reason is not None:
             self.stats.fell_back(entry.reason)
             return self._not_captured(args, named)
@@ -164,13 +133,13 @@ class Function(Generic[P, R]):
         self.stats.fell_back(reason)
         return eager(self._f, args, named, room=self._room(_bytes_of_variables()))
 
-    def _replayed(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
+    def _replayed(self, entry: Entry, args: tuple[Any, ...], named: dict[str, Any], tensors: list[Tensor]) -> R:
         """A call of a known signature.  Raises RelaidError before anything is done."""
         if MANAGER.limit < entry.limit or self._budget < entry.limit:
             entry.replay = None
-            self._fit(entry)
+            entry.fit(self._limit, self._budget)
         if entry.replay is None:
-            self._prepare(entry)
+            entry.prepare(bound=self._budget != inf)
             if entry.replay is None:
                 return self._called(args, named)
         if not entry.verified and not entry.program.communicates:  # type: ignore[union-attr]
@@ -183,7 +152,7 @@ class Function(Generic[P, R]):
         result: Any = entry.program.result  # type: ignore[union-attr]
         return leaves[0] if type(result) is Tensor else nest.rebuild(result, iter(leaves))
 
-    def _first(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+    def _first(self, entry: Entry, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         """The first call of a signature runs eagerly; then the program is made."""
         if self._is_full(self._entries, entry.key):
             return self._not_captured(args, named)
@@ -207,38 +176,18 @@ class Function(Generic[P, R]):
             return None
         return yielding(int(self._budget), own if own < self._budget else 0)
 
-    def _note_excess(self, room: yielding | None, entry: _Entry) -> None:
+    def _note_excess(self, room: yielding | None, entry: Entry) -> None:
         if room is not None and entry.plain is not None:
             over = room.taken + bound_bytes(entry.plain) - int(self._budget)
             self.stats.over_budget = max(self.stats.over_budget, over)
 
-    def _capture(self, entry: _Entry, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
-        """Make the program of a call that has given ``result``, or tell the reason why there is none."""
-        try:
-            program = capture(self._f, args, named, entry.layouts)
-        except FunctionError:
-            raise
-        except Exception as e:
-            entry.reason = why_not(e)
-        else:
-            entry.reason = unlike([o.value for o in program.outputs], nest.flatten(result))
-            if entry.reason is None:
-                entry.plain = program
-                self._fit(entry)
-                self.stats.traces += 1
+    def _capture(self, entry: Entry, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
+        entry.capture(self._f, args, named, result)
+        if entry.reason is None:
+            entry.fit(self._limit, self._budget)
+            self.stats.traces += 1
 
-    def _fit(self, entry: _Entry) -> None:
-        """Make the program that keeps the budget in force, or tell why none does.  Raises BudgetError if it is ours."""
-        entry.limit = self._limit
-        try:
-            plain: Any = entry.plain
-            entry.program = plain if entry.limit == inf else fit(plain, int(entry.limit), alignment(plain.device))
-        except BudgetError as e:
-            if entry.limit == self._budget:
-                raise
-            entry.reason = f"no room for the program: {e}"
-
-    def _captured_again(self, entry: _Entry, e: MislaidError, args: tuple[Any, ...], named: dict[str, Any]) -> R:
+    def _captured_again(self, entry: Entry, e: MislaidError, args: tuple[Any, ...], named: dict[str, Any]) -> R:
         """A call that runs eagerly, and whose program is made anew, for how results lie."""
         entry.program = entry.plain = entry.replay = None
         entry.verified = False
@@ -259,15 +208,7 @@ class Function(Generic[P, R]):
         self.stats.fell_back(reason)
         return True
 
-    def _prepare(self, entry: _Entry) -> None:
-        if entry.program is None:  # no plan keeps the budget
-            return
-        try:
-            entry.replay = replay_of(entry.program, None if entry.verified or self._budget == inf else True)
-        except (TapegradError, NotImplementedError) as e:
-            entry.reason = f"{type(e).__name__}: {e}"
-
-    def _compared(self, entry: _Entry, args: Any, named: Any, tensors: list[Tensor]) -> R:
+    def _compared(self, entry: Entry, args: Any, named: Any, tensors: list[Tensor]) -> R:
         """The second call: a replay, and an eager run whose results count, must agree in every bit."""
         replay: Any = entry.replay
         failure: Exception | None = None

@@ -122,7 +122,7 @@ MODULES = """core.state autodiff.tape engine.evaluate variable autodiff.companio
 autodiff.vmap autodiff.functional autodiff.recording autodiff.backward autodiff.custom_gradient
 autodiff.adjoint memory.checkpoint.checkpoint memory.checkpoint.rerun memory.checkpoint.saving
 memory.checkpoint.recompute memory.checkpoint.loop
-memory.checkpoint.loop_call memory.checkpoint.coupling""".split()
+memory.checkpoint.loop_forward memory.checkpoint.loop_call memory.checkpoint.coupling""".split()
 
 
 def files() -> list[str]:

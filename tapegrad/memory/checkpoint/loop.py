@@ -16,7 +16,8 @@ from tapegrad.errors import BudgetError, RecomputeError, StructureError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.checkpoint import recorders_of_a_call
 from tapegrad.memory.checkpoint.loop_bytes import states_in
-from tapegrad.memory.checkpoint.loop_call import LoopCall, Walk
+from tapegrad.memory.checkpoint.loop_call import LoopCall
+from tapegrad.memory.checkpoint.loop_forward import Walk
 from tapegrad.memory.checkpoint.recompute import CheckpointedCall, Recompute
 from tapegrad.memory.ledger.frames import line_of, user_place
 from tapegrad.memory.schedules.actions import Action, count

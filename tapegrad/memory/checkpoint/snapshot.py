@@ -24,7 +24,7 @@ from tapegrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from tapegrad.device.types import Array
-    from tapegrad.memory.checkpoint.loop_call import Walk
+    from tapegrad.memory.checkpoint.loop_forward import Walk
 
 _TOO_SMALL = 512  # bytes: not worth a file
 
