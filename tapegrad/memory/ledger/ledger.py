@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import inf
 from operator import attrgetter
-from sys import _getframe
+from sys import _getframe, is_finalizing
 from threading import get_ident
 from typing import Any, TypeVar
 from weakref import getweakrefs
@@ -731,9 +731,11 @@ class Ledger(Account):
         return True
 
     @section
-    def _left(self, entry: Entry) -> None:
+    def _left(self, entry: Entry, at_exit: Callable[[], bool] = is_finalizing) -> None:
         """A buffer is gone (told by the interpreter, at any time, under any lock), and the time matters."""
         self._events.append(entry)
+        if at_exit():  # names of modules may be None by now, and nobody asks any more
+            return
         try:
             if self._lock.acquire(blocking=False):  # else whoever has it, or comes next, sees to it
                 self._drain()

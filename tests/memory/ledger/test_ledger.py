@@ -462,6 +462,29 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
 
 
+AT_EXIT = """
+import sys, types
+early = sys.modules["early"] = types.ModuleType("early")
+import tapegrad as tg
+(block := {block}).__enter__()
+early.x = x = tg.sin(tg.ones(500))
+early.tape = tg.GradientTape(persistent=True)
+early.tape.__enter__()
+early.tape.watch(x)
+for _ in range(400):
+    early.x = x = tg.sin(x)
+x.numpy()
+sys.hold = [m for name, m in sys.modules.items() if name.startswith(("tapegrad", "early"))]
+"""
+
+
+@pytest.mark.parametrize("block", ["tg.measure()", "tg.measure(timeline=True)", "tg.memory_budget('1MB')"])
+def test_values_that_outlive_our_modules_leave_in_silence(block: str) -> None:
+    """When the interpreter ends, a module is emptied before one that was imported earlier and holds values of ours."""
+    done = subprocess.run([sys.executable, "-c", AT_EXIT.format(block=block)], timeout=60, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 # What is alive before a block begins
 
 
