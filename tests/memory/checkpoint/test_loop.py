@@ -471,6 +471,12 @@ def test_bytes_for_a_loop_of_no_steps_and_of_one() -> None:
         checkpointed_loop(step, x, 1, bytes=100)
 
 
+def test_bytes_for_a_loop_of_unknown_length_that_no_tape_keeps() -> None:
+    left = iter(range(5))
+    y = checkpointed_loop(lambda s: s * 2.0, c64(1.0), while_=lambda s: next(left, None) is not None, bytes="1MiB")
+    same(y, 32.0)
+
+
 @pytest.mark.parametrize("options", [{"snapshots": 20}, {}, {"bytes": 1_000_000}, {"snapshots": 20, "schedule": "sqrt"},
                                      {"open": 1, "snapshots": 20}])  # fmt: skip
 @pytest.mark.parametrize("states", [12, 20])
@@ -484,6 +490,18 @@ def test_inside_a_budget_a_loop_lives_on_what_there_is(options: dict, states: in
 def alive() -> int:
     with tg.measure() as m:
         return m.live_bytes
+
+
+def test_a_budget_drops_the_state_that_costs_the_fewest_steps() -> None:
+    step, x = Counted(tg.sin), c64(np.linspace(0.1, 0.4, 1024))
+    with memory_budget("1GiB"), tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        y = checkpointed_loop(step, x, 10, snapshots=3)  # keeps the states 0, 4 and 7
+        y.numpy()
+        with memory_budget(m.live_bytes - 2 * x.nbytes):  # less by a state and the last step's record
+            pass
+        tape.gradient(y, x)
+    assert step.take() == extra_steps(10, 3) + 10 + 3
 
 
 def test_inside_a_budget_any_schedule_takes_as_little_as_one_state() -> None:

@@ -489,6 +489,19 @@ def test_drift_against_depth(dtype: Any, eps: float, gain: float) -> None:
         assert drifts[3] > 1e6 * eps
 
 
+def test_drift_is_relative_however_small_the_values_are() -> None:
+    x, drifts = [c64(np.linspace(0.1, 0.9, 50)), c64(np.linspace(0.3, 0.7, 50))], []
+    for scale in (1.0, 2.0**-20):  # all that is rounded is so alike
+        block = reversible(lambda q: q * 0.3, lambda q: q * 0.7)
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            a, b = block(*(v * scale for v in x))
+            y = tg.sum(a * b)
+        tape.gradient(y, x)
+        drifts.append(block.drift)
+    assert 0 < drifts[0] == drifts[1] < 1e-15
+
+
 def test_past_its_bound_drift_is_an_error() -> None:
     Net(50, np.float32, 0.5).gradients(True)
     Net(50, np.float64, 2.0).gradients(True)

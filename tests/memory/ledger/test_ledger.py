@@ -616,6 +616,34 @@ def test_what_waits_to_be_summed_is_bounded_where_nothing_is_allocated() -> None
     assert m.cost == 6000
 
 
+def test_what_waits_to_be_summed_is_bounded_in_a_walk() -> None:
+    waiting = []
+
+    @tg.custom_gradient
+    def first(x: tg.Tensor) -> Any:
+        return x, lambda ct: (waiting.append(len(LEDGER._events)), ct)[1]
+
+    x = c64(np.ones(4))
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = first(x)
+            for _ in range(3000):
+                y = tg.sin(y)
+        tape.gradient(y, x)
+    assert m.nodes_run == {"sin": 3000, "cos": 3000, "multiply": 3000}
+    assert len(waiting) == 1 and waiting[0] < 5000
+
+
+def test_what_is_done_aside_is_in_no_figure_but_what_it_leaves() -> None:
+    with tg.measure() as m:
+        base, peak = m.live_bytes, m.peak_bytes
+        left = LEDGER.aside(lambda: tg.exp(c64(np.ones(100))))
+        assert (m.allocated_bytes, m.peak_bytes, m.kernel_runs, m.cost) == (0, peak, 0, 0)
+        assert m.live_bytes - base == 1024
+    del left
+
+
 def test_a_journal_begins_with_what_is_alive_by_category() -> None:
     """Also what was made while somebody measured before: what it served as then is over."""
     x = c64(np.zeros(1000))

@@ -83,9 +83,9 @@ def test_mixed_is_its_recurrence() -> None:
 
 
 @given(lengths, places)
-def test_mixed_uses_no_more_than_it_may(n: int, s: int) -> None:
+def test_mixed_uses_what_it_may_and_no_more(n: int, s: int) -> None:
     found = count(mixed(n, s), n)
-    assert found.units <= s and found.steps == total_steps(n, s)
+    assert found.units == min(s, max(n - 1, 0)) and found.steps == total_steps(n, s)
     if n <= s + 1:
         assert found.steps == n
 

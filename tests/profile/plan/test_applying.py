@@ -18,6 +18,7 @@ from tapegrad.core import account
 from tapegrad.memory import plan
 from tapegrad.memory.plan import Action, PlanError, apply_plan, use_plan
 from tapegrad.memory.program_files import own_name, relative_name
+from tapegrad.profile.recorder import Session
 from tests.profile.plan import programs
 from tests.profile.plan.programs import layer_key
 
@@ -71,6 +72,27 @@ def test_values_of_chosen_calls_of_every_step_are_made_again_and_no_others() -> 
         again, bits = trained(model(), X, 2)
     assert again == [2 * DENSE, 2 * DENSE] and bits == plain and applied.unmet() == []
     assert plan.plan is None and account.current is account.NOBODY and not account.one_by_one
+
+
+def test_a_plan_meets_its_calls_while_a_profile_looks_at_the_same_frames() -> None:
+    session = Session()
+    session.start()
+    try:
+        with apply_plan([dense(1, 3)]) as applied:
+            again, _ = trained(model(), X, 2)
+    finally:
+        session.stop()
+    assert again == [2 * DENSE, 2 * DENSE] and applied.unmet() == []
+
+
+def test_a_checkpointed_function_is_a_call_that_no_plan_chooses() -> None:
+    net, squared = model(), tg.recompute_grad(lambda x: tg.tanh(x) * x)
+    net(X)
+    with apply_plan([dense(0)]) as applied, tg.measure() as m:
+        with tg.GradientTape() as tape:
+            loss = tg.sum(net(squared(X)))
+        tape.gradient(loss, net.trainable_variables)
+    assert m.restored == DENSE and applied.unmet() == []
 
 
 def test_layers_built_in_a_checkpointed_call_get_the_same_weights() -> None:

@@ -77,8 +77,8 @@ def within_a_budget(look: Callable[[], None]) -> None:
 
 def captured(look: Callable[[], None]) -> None:
     ws = weights()
-    step = tg.function(lambda x: loss_and_gradients(ws) + [x])
-    for _ in range(3):
+    steps = [tg.function(lambda x, n=n: loss_and_gradients(ws[:n]) + [x]) for n in (3, 2)]
+    for step in steps * 3:
         held = step(tg.ones((512, 64)))
         look()
     del held
@@ -237,6 +237,23 @@ def test_windows_are_there_before_they_are_used_where_none_can_be_asked_for(
     assert s.spool is not None and not s.spool.problem and s.spool.size > mmap.ALLOCATIONGRANULARITY
     run, data = seen[-1]
     same(recover(data, "j"), run)
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_record_may_take_a_whole_window(lacks: int, tmp_path: Path) -> None:
+    """Behind it there must be room for the tag that leads to the next window."""
+    name = "n" * (spools.WINDOW - spools.LAYOUTS[spools.TEXT].size - lacks)
+
+    def program(look: Callable[[], None]) -> None:
+        with tg.memory.scope(name):
+            tg.ones(2) + 1
+        look()
+        loss_and_gradients(weights())
+
+    s, seen = watched(program, tmp_path / "j")
+    assert s.spool is not None and s.spool.size == 3 * spools.WINDOW
+    for run, data in seen:
+        same(recover(data, "j"), run)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

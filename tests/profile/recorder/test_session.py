@@ -326,6 +326,32 @@ def test_reruns_name_what_they_repeat_value_by_value_and_call_by_call() -> None:
     assert run.steps["reruns"] == [4, 4]
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_a_rerun_after_the_end_of_a_step_names_what_it_repeats_though_it_makes_other_nodes(more: bool) -> None:
+    x, functions, runs = f32(np.ones(1000)), (tg.sin, tg.tanh, tg.exp, tg.cos, tg.sigmoid, tg.sinh, tg.arctan), [0]
+
+    def f(y: tg.Tensor) -> tg.Tensor:
+        runs[0] += 1
+        if more is (runs[0] == 2):
+            tg.ones(3) + tg.ones(3)
+        for function in functions:
+            y = function(y)
+        return y
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.recompute_grad(f)(x))
+        tg.memory.step()
+        tape.gradient(y, x)
+
+    run, _ = recorded(program)
+    a = run.allocs
+    old = [o for o, p, size in zip(a["remat_of"], a["phase"], a["bytes"]) if PHASES[p] == "recompute" and size == 4096]
+    assert min(old) >= 0 and [PHASES[a["phase"][o]] for o in old] == ["forward"] * len(functions)
+    assert [run.text(a["op"][o]) for o in old] == ["sin", "tanh", "exp", "cos", "sigmoid", "sinh", "atan"]
+
+
 def test_steps_of_a_loop_that_go_in_a_row_are_calls_like_those_made_one_by_one() -> None:
     x = f32(np.ones((32, 64)))
 
@@ -595,6 +621,21 @@ def test_long_programs_cost_the_same_step_after_step() -> None:
     assert at(whole, "step:70") == whole.steps["peak_seq"][70]
     with pytest.raises(ValueError, match="step 70 were not kept"):
         at(run, "step:70")
+
+
+def test_dropped_steps_become_one_also_around_one_that_was_the_highest() -> None:
+    ws, x = weights(2), f32(np.ones((8, 64)))
+    optimizer = tg.optim.SGD(0.1, 0.9)
+
+    def program() -> None:
+        for i in range(60):
+            optimizer.apply(step(ws, tg.concat([x] * {20: 50, 40: 60}.get(i, 1))), ws)
+
+    run, session = recorded(program, keep=600)
+    parts = session.journal.parts
+    assert run.peak["step"] == 40 and parts.dropped > 1000
+    assert all(one.whole or other.whole for one, other in zip(parts.all, parts.all[1:]))
+    assert parts.events - parts.dropped == sum(map(len, parts.all[:-1]))
 
 
 def test_a_run_asked_for_while_other_threads_work_can_be_read() -> None:
