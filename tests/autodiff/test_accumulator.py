@@ -154,8 +154,9 @@ def test_misuse() -> None:
     for twice in ([x, x], [v, {"a": v}]):
         with pytest.raises(ValueError, match="primal 1 is given twice; give the sum of its tangents"):
             tg.ForwardAccumulator(twice, [1.0, 1.0] if twice[1] is x else [1.0, {"a": 1.0}])
-    with pytest.warns(errors.IntegerWatchWarning, match="primal 0 is int64 and has no derivative"):
+    with pytest.warns(errors.IntegerWatchWarning, match="primal 0 is int64 and has no derivative") as warned:
         acc = tg.ForwardAccumulator(tg.asarray(1), 1)
+    assert warned[0].filename == __file__  # the line that made it
     assert acc.jvp(tg.asarray(1)) is None
     for wrong in (3.0, [None]):
         with pytest.raises(TypeError, match="jvp: .* is neither a tensor nor a variable"):

@@ -233,13 +233,29 @@ def test_sums_that_a_reshape_shows_share_the_kernel_of_the_walk(rng: np.random.G
     assert results[0] == results[1] and results[0][0] == 1
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_rows_stay_rows_through_a_reading_of_their_table(others: bool) -> None:
+    """Whether the walk follows all that is watched, or the way to one source alone."""
+    table, w = var64(np.ones((4, 2))), var64([1.0, 2.0])
+    f = lambda rows: tg.sum(tg.take(rows, [1, 3], axis=0, sparse_grad=True) ** 2)
+    with tg.GradientTape() as tape:
+        y = f(table.value()) + tg.sum(w)
+    g = tape.gradient(y, [table, w] if others else [table])[0]
+    assert type(g) is tg.IndexedSlices and g.values.tolist() == [[2.0, 2.0]] * 2 and g.indices.tolist() == [1, 3]
+
+
+def test_rows_are_a_whole_array_where_an_array_is_asked_for() -> None:
+    g = tg.grad(lambda x: tg.sum(tg.take(x, [1, 3], axis=0, sparse_grad=True) ** 2))(c64(np.ones((4, 2))))
+    assert type(g) is tg.Tensor and g.tolist() == [[0.0] * 2, [2.0] * 2] * 2
+
+
 class Peers:
-    """``count`` processes in one group, each of which does and says what this one does."""
+    """``count`` processes in one group, each of which does and says what this one does; is this the ``foremost``?"""
 
     category = "collective"
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, foremost: bool = True) -> None:
+        self.count, self.foremost = count, foremost
 
     def group(self, node: Any) -> str:
         return "all"
@@ -257,27 +273,43 @@ class Peers:
         return None
 
     def first(self, group: str) -> bool:
-        return True
+        return self.foremost
 
     def told(self, group: str, mine: Any) -> list[Any]:
         return [mine] * self.count
+
+
+def of_all(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Callable[[tg.Tensor], tg.Tensor]:
+    """An operation in which ``peers`` take part, and of which all have the same result."""
+    tg.zeros(1)  # every operation is declared
+    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
+    everyone = primitive.general(
+        "everyone", impl=lambda xp, x: x * 1, infer=lambda x: x, vjp=[lambda ct, x: ct],
+        effect=peers, dry=lambda x, out: out,
+    )  # fmt: skip
+    return lambda x: barrier(everyone, x)
+
+
+@pytest.mark.parametrize("foremost", [True, False])
+def test_the_first_process_alone_seeds_a_target_that_all_have_and_the_others_take_part(
+    foremost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everyone, x = of_all(Peers(2, foremost), monkeypatch), c64([1.0, 2.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = everyone(x * 3.0)
+    same(tape.gradient(y, x), [3.0, 3.0] if foremost else [0.0, 0.0])  # not None: it was pulled with the others'
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_target_made_of_what_all_have_and_of_its_own_is_in_doubt_among_several_processes_only(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tg.zeros(1)  # every operation is declared
-    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
-    everyone = primitive.general(
-        "everyone", impl=lambda xp, x: x * 1, infer=lambda x: x, vjp=[lambda ct, x: ct],
-        effect=Peers(count), dry=lambda x, out: out,
-    )  # fmt: skip
-    x = c64([1.0, 2.0])
+    everyone, x = of_all(Peers(count), monkeypatch), c64([1.0, 2.0])
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         with tg.GradientTape() as tape:
             tape.watch(x)
-            y = barrier(everyone, x) * x
+            y = everyone(x) * x
         same(values([tape.gradient(y, x)]), [[2.0, 4.0]])
     assert [w.category for w in found] == [ReplicatedTargetWarning] * (count - 1)

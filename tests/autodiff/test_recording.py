@@ -90,6 +90,19 @@ def test_an_operation_without_a_rule_is_an_error_when_asked(monkeypatch):
     assert tape.gradient(z, x).numpy().tolist() == [2.0, 2.0]
 
 
+def test_dead_calls_of_a_function_that_runs_again_are_dropped():
+    """They are recorded as calls alone: no operation between them makes the tape look."""
+    again = tg.recompute_grad(tg.sin)
+    x = tg.asarray(np.full(8, 0.5))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        held = again(x)
+        for _ in range(20 * recording._FIRST_SWEEP):
+            again(x)
+        assert live(tape) <= 2 * recording._FIRST_SWEEP
+    np.testing.assert_allclose(tape.gradient(held, x).numpy(), np.cos(0.5))
+
+
 def test_dead_calls_are_dropped_within_a_budget_too():
     """No recipe says who holds the results of a call: references to their nodes do."""
     double = tg.custom_gradient(lambda q: (q * 2.0, lambda dy: dy * 2.0))

@@ -84,6 +84,16 @@ def test_the_state_is_changed_for_the_length_of_a_call() -> None:
     assert now() == before
 
 
+def test_the_precision_of_products_is_the_chosen_one_unless_a_rerun_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "chosen", ["highest"])
+    for chosen in ("high", "highest"):
+        tg.set_float32_matmul_precision(chosen)
+        assert state.precision() == chosen
+        assert [during(state.precision, precision=p) for p in state.PRECISIONS] == ["highest", "high"]
+
+
 # Interrupts -------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from shim import standin
 
 import tapegrad as tg
 from tapegrad.device import CPU
+from tapegrad.engine import region
 from tapegrad.engine.evaluate import fill, waiting
 
 AXES = [(0, 1, 2), (0,), (2,), (1,), (0, 2), (1, 2), (0, 1)]
@@ -53,6 +54,13 @@ def test_reductions_of_nothing_and_of_one(cuda, on):
             same_bits(got, wanted)
     with pytest.raises(tg.errors.ShapeError, match="no max of nothing"):
         tg.max(on(cuda, numbers((0, 4), "float32")), axis=0)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 4), (1, 3)])
+def test_reductions_of_every_second_axis(axes, cuda, on):
+    """Three that are reduced, or that stay, and cannot be taken for fewer."""
+    base = numbers((2, 3, 4, 5, 6), "float32")
+    same_bits(tg.sum(on(cuda, base) * 1, axis=axes), base.sum(axes))
 
 
 @pytest.mark.parametrize(("shape", "axes"), SPLIT, ids=str)
@@ -179,3 +187,30 @@ def test_a_reduction_of_what_waits_for_a_reduction(cuda, on, rng):
         return [waiting(x._buffer.node.aval, inner), *kept]
 
     _gradients_alike(nested, cuda, on, rng.standard_normal((6, 5)), rng.standard_normal((6, 1)))
+
+
+def test_what_waits_within_another_waits_for_it(cuda, on):
+    """Two means and their product are one kernel."""
+    base = numbers((6, 40), "float32")
+    f = lambda x: waiting(x._buffer.node.aval, lambda: tg.mean(x, axis=1) * tg.mean(x * x, axis=1))
+    x = on(cuda, base)
+    with tg.measure() as m:
+        got = f(x)
+    assert m.kernel_runs == 1
+    same_bits(got, f(on(CPU, base)))
+
+
+def test_a_reduction_that_waits_counts_as_one_node_and_one_array(cuda, on):
+    """However much it reads that nobody else holds: so what is computed from it is not cut before it has to be."""
+    rows = lambda: tg.sum(on(cuda, numbers((6, 40), "float32")), axis=1)
+
+    def longest():
+        y = rows()
+        for _ in range(region.MAX_NODES - 1):
+            y = -y
+        return y
+
+    for f in (lambda: rows() * rows(), longest):
+        with tg.measure() as m:
+            waiting(on(cuda, numbers((6, 40), "float32"))._buffer.node.aval, f)
+        assert m.kernel_runs == 1

@@ -176,6 +176,14 @@ def test_what_a_gather_reads_is_no_more_than_it_writes_and_no_more_than_there_is
     assert moved(tg.broadcast_to(x, (2, 8)), every[:2]) == 8 * 8 + 2 * 8 + 16 * 8  # which lies there once
 
 
+@pytest.mark.parametrize("impl", [lambda xp, x: xp.cumsum(x, dtype="float64"), lambda xp, x: [1.0, 3.0]])
+def test_what_a_library_returns_becomes_an_array_of_the_declared_dtype(impl: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
+    other = primitive.general("other", impl=impl, infer=lambda x: x)
+    y = barrier(other, tg.asarray([1.0, 2.0])).numpy()
+    assert type(y) is np.ndarray and y.dtype == np.float32 and y.tolist() == [1.0, 3.0]
+
+
 def test_memory_that_an_operation_among_processes_takes_has_its_category_and_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
