@@ -129,10 +129,16 @@ def laid_like(array: Array, device: Device) -> Array:
 
 
 def _in_order(array: Array) -> Array:
-    """The same memory from its lowest address on, C-contiguous where ``array`` has no gaps."""
+    """The same memory from its lowest address on, C-contiguous; NumPy's alone has to be, so its gaps are taken in."""
     forward = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]
     once = forward[tuple(slice(0, None if s else 1) for s in array.strides)]
-    return once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))
+    ordered = once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))
+    if ordered.flags.c_contiguous or not isinstance(ordered, CPU.xp.ndarray):
+        return ordered
+    reach = sum((n - 1) * s for n, s in zip(ordered.shape, ordered.strides, strict=True))
+    first: Array = ordered[(slice(0, 1),) * ordered.ndim].reshape(-1).view(_BYTE)
+    spanning: Array = CPU.xp.lib.stride_tricks.as_strided(first, (reach + ordered.itemsize,), (1,))
+    return spanning
 
 
 class Bits(NamedTuple):

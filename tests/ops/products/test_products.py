@@ -254,12 +254,40 @@ def laid(x: np.ndarray, how: str) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("sizes", [(17, 33, 65), (128, 128, 128), (200, 200, 200), (250, 30, 190), (600, 70, 300)])
-def test_bits_do_not_depend_on_how_matrices_lie(dtype: str, sizes: tuple[int, int, int]) -> None:
-    """A captured step may hold in one piece what eager code reads with gaps, or by columns."""
+def test_bits_do_not_depend_on_gaps_in_matrices(dtype: str, sizes: tuple[int, int, int]) -> None:
+    """A captured step may hold in one piece what eager code reads with gaps; what lies by columns it holds so.
+
+    Small products have other bits by columns where OpenBLAS has kernels of their own for them (with AVX-512).
+    """
     m, n, k = sizes
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
     wanted = tg.matmul(x, y).numpy()
-    for first, second in itertools.product(("rows", "columns", "gaps", "all gaps"), repeat=2):
+    for first, second in itertools.product(("rows", "gaps", "all gaps"), repeat=2):
         a, b = (tg.asarray(laid(z, how), copy=False) for z, how in ((x, first), (y, second)))
         np.testing.assert_array_equal(tg.matmul(a, b).numpy(), wanted, err_msg=f"{first} @ {second}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("sizes", [(3, 5, 40), (17, 33, 65), (128, 128, 128), (600, 70, 300)])
+def test_captured_products_have_the_bits_of_eager_ones_however_matrices_lie(
+    dtype: str, sizes: tuple[int, int, int]
+) -> None:
+    m, n, k = sizes
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
+    for first, second in itertools.product(("rows", "columns", "gaps", "all gaps"), repeat=2):
+        a, b = (tg.asarray(laid(z, how), copy=False) for z, how in ((x, first), (y, second)))
+        v = tg.Variable(b)
+
+        def gradients(a: tg.Tensor, b: tg.Tensor, v: tg.Variable = v) -> list[tg.Tensor]:
+            with tg.GradientTape() as tape:
+                tape.watch([a, b])
+                z = tg.sum(tg.sin(a @ b) * (a @ v)) + tg.sum(tg.cos(b.T @ a.T))
+            return tape.gradient(z, [a, b, v])
+
+        captured, wanted = tg.function(gradients), gradients(a, b)
+        for _ in range(3):
+            for found, w in zip(captured(a, b), wanted, strict=True):
+                np.testing.assert_array_equal(found.numpy(), w.numpy(), err_msg=f"{first} @ {second}")
+        assert captured.stats.replays and not captured.stats.fallbacks
