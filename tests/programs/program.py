@@ -83,6 +83,8 @@ class Program:
     """Whether even small arrays go through regions."""
     tidy: bool = True
     """Whether a name is deleted after its last use, so that tapes alone want its value."""
+    lies: str = "rows"
+    """How the elements of matrices lie: by rows, by columns, or with gaps."""
     options: tuple[tuple[str, Any], ...] = field(default=())
 
     def with_(self, **changes: Any) -> Program:
@@ -101,7 +103,7 @@ class Program:
         """What it does, in words that are counted."""
         found = {step.kind for step in self.all_steps()}
         found |= {f"way: {self.way}", f"dtype: {self.dtype}", "lazy" if self.lazy else "at once"}
-        found.add("tidy" if self.tidy else "untidy")
+        found |= {"tidy" if self.tidy else "untidy", f"lies: {self.lies}"}
         if 0 in self.shape:
             found.add("empty arrays")
         if self.shape[0] * self.shape[1] > 16384:
@@ -111,13 +113,15 @@ class Program:
     def prologue(self) -> list[str]:
         """The lines that make the data."""
         rows, columns = self.shape
+        matrix = lambda text: text if self.lies == "rows" else f"run.laid(tg, {text}, {self.lies!r})"
+        v1, v3 = matrix(f"data({columns}, {columns}) * 0.4"), matrix(f"data({rows}, {columns}) * 0.5")
         return [
             f"rng = np.random.default_rng({self.seed})",
             "tg.random.seed(11), np.random.seed(5)",
             f"data = lambda *shape: np.asarray(rng.normal(size=shape), dtype={self.dtype!r})",
-            f"x, d = tg.asarray(data({rows}, {columns}) + run.nudge), tg.asarray(data({rows}, {columns}))",
-            f"v0, v1 = tg.Variable(data({columns}) * 0.5), tg.Variable(data({columns}, {columns}) * 0.4)",
-            f"v2, v3 = tg.Variable(np.asarray(data() * 0.5)), tg.Variable(data({rows}, {columns}) * 0.5)",
+            f"x, d = tg.asarray({matrix(f'data({rows}, {columns}) + run.nudge')}), tg.asarray(data({rows}, {columns}))",
+            f"v0, v1 = tg.Variable(data({columns}) * 0.5), tg.Variable({v1})",
+            f"v2, v3 = tg.Variable(np.asarray(data() * 0.5)), tg.Variable({v3})",
             f"v4 = tg.Variable(data({columns}), trainable=False)",
             "gen, held, exported, before = tg.random.Generator(17), [], [], v0.read_value()",
             "run.reach(0)",

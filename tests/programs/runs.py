@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 import tapegrad as tg
 from tapegrad.memory.ledger.figures import Measure
 
@@ -48,6 +50,16 @@ class Run:
     def captured(self, f: Callable) -> Callable:
         """A function that is called several times."""
         return f
+
+    def laid(self, module: Any, x: np.ndarray, lies: str) -> Any:
+        """A matrix of ``module``'s whose elements lie so; the reference knows rows alone."""
+        if module is not tg:
+            return x
+        if lies == "columns":
+            return tg.asarray(np.asfortranarray(x), copy=False)
+        wide = np.zeros((2 * x.shape[0], 3 * x.shape[1]), x.dtype)
+        wide[::2, ::3] = x
+        return tg.asarray(wide[::2, ::3], copy=False)
 
     def reach(self, point: int) -> None:
         """A point of the program is reached."""

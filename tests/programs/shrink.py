@@ -47,6 +47,8 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield program.with_(options=tuple((n, False if n == name else v) for n, v in program.options))
     if program.lazy:
         yield program.with_(lazy=False)
+    if program.lies != "rows":
+        yield program.with_(lies="rows")
     for shape in ((2, 2), (4, 3)):
         if program.shape != shape and program.shape[0] * program.shape[1] > shape[0] * shape[1]:
             yield program.with_(shape=shape)
