@@ -229,8 +229,8 @@ class Graph:
         self.recipes = Index()
         self.restore = restore
         self._session: weakref.ref[Session] | None = None
-        self.number = 0
-        """Of the session, which no other graph has."""
+        self.number = next(_numbers)
+        """Of the session, which no other graph has; before the first one it is no session's."""
         self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
         self._live: list[weakref.ref[Buffer]] = []
         """Values that hold their recipes; those that are gone are forgotten when it has doubled."""

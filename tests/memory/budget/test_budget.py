@@ -309,6 +309,20 @@ def test_a_checkpoint_of_a_tape_older_than_the_budget_may_give_a_slice() -> None
     assert np.count_nonzero(tape.gradient(y, x).numpy()) == 512
 
 
+def test_what_one_budget_cannot_make_again_a_checkpoint_of_the_next_takes_as_it_is() -> None:
+    """It begins after its tape, so nothing has been recorded in it when it is asked what the checkpoint holds."""
+    x = c64(np.ones(1024))
+    with tg.memory_budget("1GiB"), tg.GradientTape() as tape:
+        tape.watch(x)
+        tg.sin(x)
+    del tape
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        with tg.memory_budget("1GiB"):
+            y = tg.recompute_grad(tg.exp)(x)
+    assert np.allclose(tape.gradient(y, x).numpy(), np.e)
+
+
 def test_rows_of_a_small_array_are_views_in_a_budget_too(lazy: None) -> None:
     """A copy takes 512 bytes at least, so copies of 16 small rows take more than the array that they would let go."""
     x = c64(X[:, :3])
