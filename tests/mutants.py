@@ -16,6 +16,7 @@ import csv
 import difflib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -187,9 +188,10 @@ def copy_project(folder: Path) -> Path:
 def pytest(copy: Path, arguments: list[str], seconds: float | None, **variables: str) -> tuple[int | None, str]:
     """The exit status of pytest in a copy (None if it did not end in time), and what it printed."""
     environment = {
-        **os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1", **variables,
+        **os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each mutant has the whole package compiled again
+    environment["PYTHONPYCACHEPREFIX"] = str(copy / "bytecode")
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin"]
     import resource  # Windows has none
 
@@ -287,6 +289,16 @@ class Tests:
         return 40 + 4 * sum(self.seconds[test] for test in tests)
 
 
+_times = itertools.count(10**9)
+
+
+def write(path: Path, text: bytes) -> None:
+    """Change a file of a copy; its time is one that no bytecode has been made of yet."""
+    path.write_bytes(text)
+    now = next(_times)
+    os.utime(path, (now, now))
+
+
 def noticed(copy: Path, mutant: Mutant, tests: list[str], seconds: Callable[[list[str]], float]) -> str:
     """The first test that notices a mutant, or why there is none to name; "" if no test does.
 
@@ -295,7 +307,7 @@ def noticed(copy: Path, mutant: Mutant, tests: list[str], seconds: Callable[[lis
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     text = (ROOT / mutant.path).read_bytes()
     order = copy / "tests.json"
-    (copy / mutant.path).write_bytes(mutant.apply(text))
+    write(copy / mutant.path, mutant.apply(text))
     try:
         # Most mutants are noticed at once: it takes longer to import all files than to run the first.
         for some in filter(None, (files[:2], files[2:])):
@@ -308,7 +320,7 @@ def noticed(copy: Path, mutant: Mutant, tests: list[str], seconds: Callable[[lis
                 failure = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
                 return failure[1] if failure else f"pytest ends with status {status}"
     finally:
-        (copy / mutant.path).write_bytes(text)
+        write(copy / mutant.path, text)
     return ""
 
 
