@@ -190,8 +190,11 @@ def pytest(copy: Path, arguments: list[str], seconds: float | None, **variables:
     environment = {
         **os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each mutant has the whole package compiled again
+    # Without bytecode each mutant has the whole package compiled again; what is to note its statements has to be.
     environment["PYTHONPYCACHEPREFIX"] = str(copy / "bytecode")
+    environment["PYTHONDONTWRITEBYTECODE"] = ""
+    if "MUTANTS_REACH" in variables:
+        environment |= {"PYTHONPYCACHEPREFIX": str(copy / "none"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "mutants_plugin"]
     import resource  # Windows has none
 

@@ -77,6 +77,8 @@ def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.Monke
     place = ["tapegrad/core/aval.py", 1 + next(i for i, line in enumerate(text) if "return axis + ndim if" in line)]
     assert place in reached["tests/core/test_aval.py::test_axes"]
     assert any(place not in places for places in reached.values())
+    assert mutants.pytest(copy, ["tests/core/test_node.py"], None)[0] == 0
+    assert any(test["reached"] for test in mutants.reach(copy, "tests/core/test_node.py")["tests"])
     monkeypatch.delattr(mutants, "pytest")  # the second time it is known
     assert mutants.reach(copy, "tests/core/test_aval.py") == found
     assert not any(test["spawned"] for test in found["tests"])
