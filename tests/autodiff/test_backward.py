@@ -279,12 +279,20 @@ class Peers:
         return [mine] * self.count
 
 
-def of_all(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> Callable[[tg.Tensor], tg.Tensor]:
-    """An operation in which ``peers`` take part, and of which all have the same result."""
+def of_all(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch, pulled: list[Any] | None = None
+) -> Callable[[tg.Tensor], tg.Tensor]:
+    """An operation in which ``peers`` take part, and of which all have the same result; ``pulled``: its cotangents."""
     tg.zeros(1)  # every operation is declared
+
+    def pull(ct: Any, x: Any) -> Any:
+        if pulled is not None:
+            pulled.append(ct)
+        return ct
+
     monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
     everyone = primitive.general(
-        "everyone", impl=lambda xp, x: x * 1, infer=lambda x: x, vjp=[lambda ct, x: ct],
+        "everyone", impl=lambda xp, x: x * 1, infer=lambda x: x, vjp=[pull],
         effect=peers, dry=lambda x, out: out,
     )  # fmt: skip
     return lambda x: barrier(everyone, x)
@@ -313,3 +321,28 @@ def test_a_target_made_of_what_all_have_and_of_its_own_is_in_doubt_among_several
             y = everyone(x) * x
         same(values([tape.gradient(y, x)]), [[2.0, 4.0]])
     assert [w.category for w in found] == [ReplicatedTargetWarning] * (count - 1)
+
+
+class Reaching(Peers):
+    """From the sources of the other processes every operation is reached; each has targets of its own."""
+
+    def replicated(self, node: Any) -> None:  # type: ignore[override]
+        return None
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        here, other = dict(mine[2]), dict.fromkeys(mine[2], True)
+        reached = [here, *[other] * (self.count - 1)]
+        return [(*mine[:2], flags, dict(mine[3]), *mine[4:]) for flags in reached]  # as sent: none is changed later
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_operation_that_another_process_reaches_is_pulled_where_no_source_leads_to_it(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled: list[Any] = []
+    everyone, x, z = of_all(Reaching(count), monkeypatch, pulled), c64([1.0, 2.0]), c64([3.0, 4.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x), tape.watch(z)
+        y = everyone(z) * x
+    same(tape.gradient(y, x), [3.0, 4.0])
+    assert len(pulled) == count - 1

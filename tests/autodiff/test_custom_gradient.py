@@ -66,6 +66,8 @@ def test_tensors_by_keyword_take_part() -> None:
 
     with pytest.raises(ValueError, match=r"1 gradients returned for 1 positional argument\(s\) and 1 keyword tensor"):
         gradients(lambda *s: short(x, k=k), [x, k], x)
+    with pytest.raises(ValueError, match=r"0 gradients returned for 1 positional argument\(s\); return one"):
+        gradients(lambda *s: tg.custom_gradient(lambda x: (x * 2.0, given()))(x), [x], x)
 
     @tg.custom_gradient
     def options(x: Any, **kw: Any) -> Any:

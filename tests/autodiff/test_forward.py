@@ -12,6 +12,7 @@ from checks import bits_equal, c64, no_garbage, same, values, var64
 
 import tapegrad as tg
 from tapegrad import errors, nest
+from tapegrad.memory.budget.manager import MANAGER
 
 FUNCTIONS = [
     lambda x, y: tg.tanh(x) * y - tg.exp(x) / (2.0 + y),
@@ -114,3 +115,27 @@ def test_arguments_that_do_not_fit(xs: tuple, ts: tuple, error: type, says: str)
         tg.jvp(lambda q: q * 2.0, xs, ts)
     assert isinstance(e.value, errors.TapegradError)
     same(tg.jvp(lambda q: q * 2.0, (c64(1.0),), (c64(1.0),))[1], 2.0)
+
+
+def test_a_value_that_a_budget_drops_comes_back_with_its_tangent(rng: np.random.Generator) -> None:
+    """The tape outside is told of a value before it has its tangent."""
+    x, tangent = (c64(rng.normal(size=(32, 32))) for _ in range(2))
+
+    def run() -> Any:
+        with tg.GradientTape() as tape:
+
+            def slope(q: Any) -> Any:
+                tape.watch(q)
+                h = tg.softmax(tg.exp(tg.softmax(q)))
+                y = tg.sum(h * h)
+                del h
+                while MANAGER.relieve(1):
+                    pass
+                return tape.gradient(y, q)
+
+            return tg.jvp(slope, (x,), (tangent,))
+
+    wanted = run()
+    with tg.memory_budget("10MiB") as m:
+        found = run()
+    assert all(map(bits_equal, found, wanted)) and m.evictions and m.restored

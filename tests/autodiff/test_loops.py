@@ -103,3 +103,16 @@ def test_a_state_that_changes_its_form_is_refused(loop):
         run(lambda s: {"a": tg.sum(x)} if type(s["a"]) is int else {"a": tg.asarray(1.0)}, {"a": 0})
     with pytest.raises(TypeError, match="return the same structure"):
         run(lambda s: {"b": s["a"]}, {"a": x})
+
+
+class Sized:
+    """It has a shape, but no dtype."""
+
+    shape = (2,)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_object_with_a_shape_only_is_no_array(loop):
+    run, x = LOOPS[loop], tg.asarray(np.ones(3))
+    with pytest.raises(StructureError, match=rf"{loop}: step 0 returned the state Sized, but was given float64\[3\]"):
+        run(lambda s: Sized(), x)

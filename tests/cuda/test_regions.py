@@ -197,3 +197,18 @@ def test_kernels_made_ready_are_forgotten_when_there_are_too_many(cuda, on, monk
     for n in range(40, 50):
         same_bits(arithmetic(on(cuda, numbers((n,), "float32"))), arithmetic(on(CPU, numbers((n,), "float32"))))
         assert 1 <= len(launch._ready) <= 3
+
+
+def test_a_kernel_that_is_kept_reads_where_its_draws_are_from_memory(cuda, on):
+    """A captured function draws on from where it is at each call, several times in one kernel."""
+    draw = lambda: tg.random.uniform((40,), device=cuda)
+    f = lambda x: (tg.tanh(x) * draw() + draw(), tg.sum(draw() * draw()))
+
+    def drawn(f):
+        tg.random.seed(3)
+        return [y for i in range(4) for y in f(on(cuda, numbers((40,), "float32", i)))]
+
+    captured = tg.function(f)
+    for one, other in zip(drawn(captured), drawn(f)):
+        same_bits(one, other)
+    assert captured.stats.replays == 2 and not captured.stats.fallbacks

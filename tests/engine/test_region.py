@@ -242,3 +242,16 @@ def test_what_is_evaluated_within_a_chain_is_known_to_the_rule(rng):
     middle._array  # noqa: B018
     h = h + held[3]
     assert h._buffer.span[:2] == (3, 4)
+
+
+def test_branches_of_a_chain_are_counted_with_it(rng):
+    """Their nodes, and the arrays that they alone read, as many as a walk from its end meets."""
+    held = [from_array(rng.uniform(size=BIG)) for _ in range(8)]
+    h = held[0]
+    for w in held[1:5]:
+        h = h + w
+    for branch, counts in ((tg.sin(held[5] * 2), (7, 6)), ((held[6] * 2) * held[7], (10, 8))):
+        h = h + branch
+        assert h._buffer.span[:2] == counts
+    met = region.collect([h._buffer])
+    assert (len(met.order), len(met.leaves) - 1) == (10, 8)  # a leaf more: the number 2
