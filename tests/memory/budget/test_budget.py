@@ -357,6 +357,16 @@ def test_the_error_names_the_operation_and_who_holds_the_bytes(x: tg.Tensor) -> 
     assert isinstance(caught.value, MemoryError)
 
 
+@pytest.mark.parametrize(("nbytes", "named"), [(4096, True), (3584, False)])
+def test_lines_are_named_of_values_from_a_256th_of_the_limit_on(nbytes: int, named: bool) -> None:
+    x, held = c64(np.ones(nbytes // 8)), []
+    line = sys._getframe().f_lineno + 3
+    with pytest.raises(BudgetError) as caught, tg.memory_budget(256 * 4096):
+        while True:
+            held.append(tg.sin(x))
+    assert (f"{__file__}:{line}" in str(caught.value)) == named
+
+
 def test_needed_bytes_are_enough_and_not_one_less(x: tg.Tensor) -> None:
     wanted, base = gradient(x), live()
     limit, tries = base + UNIT, 0

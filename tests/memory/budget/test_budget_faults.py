@@ -231,6 +231,7 @@ def test_an_interrupt_in_a_restore_leaves_a_tape_that_can_be_asked_again(monkeyp
                 except Interrupt:
                     interrupted += 1
                 at[0] = 0
+                assert not any(row and row[0].storage.spared for row in MANAGER._storages.candidates._rows)
                 assert thread.recorders == () and thread.deferring is None and locks_are_free()
                 assert np.array_equal(tape.gradient(y, x).numpy(), wanted)
                 if interrupted < k:

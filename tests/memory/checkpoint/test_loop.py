@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import tapegrad as tg
 from tapegrad import errors, nest
+from tapegrad.device.numerics import bits
 from tapegrad.memory.budget.budget import memory_budget
 from tapegrad.memory.checkpoint.loop import checkpointed_loop
 from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, Store, Tape
@@ -168,6 +169,18 @@ def test_random_numbers_repeat_in_every_schedule() -> None:
     for options in ({}, {"disk": 1}, {"schedule": "mixed"}, {"schedule": "sqrt"}):
         found, after = run(checkpointed_loop, snapshots=2, **options)
         assert bits_equal(found, wanted) and after == streams
+
+
+@pytest.mark.parametrize(("draws", "looks"), [(lambda: 0.5, 2), (random.random, 6)])
+def test_pythons_generator_is_looked_at_after_the_first_step_only_where_that_draws(
+    monkeypatch: pytest.MonkeyPatch, draws: Callable, looks: int
+) -> None:
+    mark, x = Counted(bits.python_mark), c64([1.0])
+    monkeypatch.setattr(bits, "python_mark", mark)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        checkpointed_loop(lambda s: s * draws(), x, 5, snapshots=2)
+    assert mark.take() == looks
 
 
 @pytest.mark.parametrize("schedule", ["revolve", "mixed", "sqrt"])
@@ -457,6 +470,15 @@ def test_few_bytes_are_an_error_at_once_that_says_how_many_are_needed() -> None:
         wave_gradient(20, bytes=least // 2)
     with pytest.raises(ValueError, match="size"):
         checkpointed_loop(lambda s: s, c64(1.0), 20, bytes="many")
+
+
+def test_a_state_that_passes_through_takes_no_bytes_beside_the_first() -> None:
+    x = c64(np.linspace(0, 1, SMALL))
+    step = lambda s: (s, tg.sum(tg.exp(tg.sin(s))))
+    for schedule in ("revolve", "sqrt"):
+        with tg.GradientTape() as tape, pytest.raises(errors.RecomputeError, match="One state takes 0 bytes"):
+            tape.watch(x)
+            checkpointed_loop(step, x, 9, bytes=1, schedule=schedule, outputs=True)
 
 
 def test_bytes_for_a_loop_of_no_steps_and_of_one() -> None:

@@ -144,6 +144,13 @@ def test_a_profile_changes_nothing_and_is_made_once_per_shape(x: tg.Tensor) -> N
     assert f.take() == 2  # no tape: no profile, no plan
 
 
+def test_a_variable_that_several_functions_use_has_one_gradient() -> None:
+    x, w = c64(np.ones(4096)), var64(np.ones(4096))
+    functions = [lambda h: h * w] * 3
+    _, gradients = checkpoint_sequential(functions, budget="1MiB")._profile(x, "abc")
+    assert gradients == w.nbytes
+
+
 def test_second_order_and_nothing_left_behind() -> None:
     x, w = c64([0.3, 0.6]), var64([0.5, 1.1])
     functions = [lambda h: tg.sin(h * w), tg.exp, lambda h: h * h * w, tg.sum]

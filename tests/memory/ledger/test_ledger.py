@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,12 +23,13 @@ from tapegrad.core import account
 from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
+from tapegrad.core.run import Evaluated, Run
 from tapegrad.device import CPU
 from tapegrad.device.pool import POOL
 from tapegrad.memory.ledger.figures import CATEGORIES, Measure, rounded
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import HERE
+from tapegrad.memory.ledger.phase import HERE, during
 
 BIG = 20_000
 
@@ -545,6 +547,62 @@ def test_an_array_that_a_walk_made_while_nobody_counted_is_counted_with_its_buff
         own.array = np.zeros(100)
         account.current.owned(own)
         assert m.live_bytes - before == 1024
+        del own
+        assert m.live_bytes == before
+
+
+class Interrupt(BaseException):
+    """As a KeyboardInterrupt."""
+
+
+def interrupted(*args: object) -> Any:
+    raise Interrupt
+
+
+def bare() -> Buffer:
+    """A buffer that nobody counts yet."""
+    own = Buffer(None, leaf(shaped((100,), np.dtype("float64"), CPU)))
+    own.array = np.zeros(100)
+    return own
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_an_interrupt_while_events_are_added_loses_none(monkeypatch: pytest.MonkeyPatch, followed: bool) -> None:
+    """A buffer comes, another takes over its array's bytes; the interrupt is before or after that is entered."""
+    real = LEDGER._follow
+
+    def follow(sums: Any) -> None:
+        if followed:
+            real(sums)
+        monkeypatch.undo()
+        raise Interrupt
+
+    with tg.measure() as m:
+        before, own = m.live_bytes, bare()
+        run = Run((Evaluated("sin", 800, 0),), (0,))
+        assert during(LEDGER.pulled, run, [own.array], pulls=("temporary", "(here)"))
+        m.peak_bytes  # noqa: B018 - has it added
+        LEDGER.owned(own)
+        new = c64(np.ones(100))
+        monkeypatch.setattr(LEDGER, "_follow", follow)
+        with pytest.raises(Interrupt):
+            LEDGER.settle()
+        assert m.live_bytes - before == 2 * 1024
+        LEDGER.labelled(own, "gradient")
+        by = LEDGER.by("category")
+        assert by["gradient"] == 1024 and sum(by.values()) == m.live_bytes
+        del own, new
+        assert m.live_bytes == before == sum(LEDGER.by("category").values())
+
+
+def test_a_buffer_that_an_interrupt_kept_from_being_counted_does_not_count_when_it_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tg.measure() as m:
+        before, own = m.live_bytes, bare()
+        with monkeypatch.context() as patch, pytest.raises(Interrupt):
+            patch.setattr("tapegrad.memory.ledger.ledger.of_bytes", interrupted)
+            LEDGER.allocated(weakref.ref(own))
         del own
         assert m.live_bytes == before
 

@@ -89,6 +89,21 @@ class LoggedSlot:
 # Without a limit -----------------------------------------------------------------------------------------------------
 
 
+def test_a_tier_is_asked_for_what_others_have_not_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tier:
+        def __init__(self, kept: int) -> None:
+            self.kept, self.asked = kept, []
+
+        def reclaim(self, nbytes: int | None = None) -> int:
+            self.asked.append(nbytes)
+            return self.kept
+
+    first, second, third = those = Tier(60), Tier(50), Tier(0)
+    monkeypatch.setattr(offload, "_used", those)
+    assert offload.reclaim(100) == 110 and offload.reclaim(None) == 110
+    assert (first.asked, second.asked, third.asked) == ([100, None], [40, None], [0, None])
+
+
 def test_a_plain_tape_keeps_none_of_what_is_offloaded(weights, x, disk) -> None:
     plain = gradients(weights, x)
     with tg.measure() as m:

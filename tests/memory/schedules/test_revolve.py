@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, Store, Tape, count
-from tapegrad.memory.schedules.mixed import mixed, total_steps
+from tapegrad.memory.schedules.mixed import _table, mixed, total_steps
 from tapegrad.memory.schedules.multistage import hierarchical, multistage
 from tapegrad.memory.schedules.online import ideal_states, online
 from tapegrad.memory.schedules.revolve import beta, extra_steps, revolve
@@ -80,6 +80,10 @@ def test_mixed_is_its_recurrence() -> None:
     for (n, s), wanted in MIXED.items():
         assert total_steps(n, s) == count(mixed(n, s), n).steps == wanted
     assert total_steps(1000, 60) == count(mixed(1000, 60), 1000).steps == 1958
+
+
+def test_the_table_of_mixed_has_a_row_for_each_number_of_units_and_no_more() -> None:
+    assert [len(_table(40, s)) for s in (2, 3, 9)] == [3, 4, 10]
 
 
 @given(lengths, places)

@@ -135,6 +135,17 @@ def test_only_calls_under_a_tape_count() -> None:
     assert applied.unmet() == []
 
 
+def test_a_call_that_is_hidden_from_the_tape_is_not_met() -> None:
+    def first() -> tg.Tensor:
+        return tg.exp(X)
+
+    code = first.__code__
+    action = Action("checkpoint", "function", code.co_qualname, code.co_filename, code.co_firstlineno, (0,))
+    with apply_plan([action]) as applied, tg.GradientTape():
+        tg.Variable(first)
+        assert applied.unmet() == [(action.key, 0)]
+
+
 def test_every_tape_and_every_step_count_anew() -> None:
     net = model()
     net(X)
