@@ -1,13 +1,14 @@
 """How much faster is a captured step (``tg.function``) than the same step run eagerly, and than PyTorch's and JAX's?
 
-    python bench/captured.py [--only rk,transformer,wave] [--threads 1] [--rounds 9] [--steps 100] [--shares] [--json]
+    python bench/captured.py [--only rk,transformer,wave] [--threads 1] [--rounds 9] [--steps 100] [--cells 300]
+                             [--shares] [--json]
 
 * rk: 50 steps of Runge and Kutta's method of order 4 on 4 numbers, with the gradient in 4 parameters (float64): what is
   left is the cost of calling.
 * transformer: loss, gradients and Adam's update of the demo's model (float32, batch 4), as in train_step.py; PyTorch
   with its fused attention.  "written" is the same, PyTorch with attention written out.  JAX writes it out in both.
-* wave: the gradient in the velocities of an acoustic wave on 300 x 300 cells (float32), 100 steps (``--steps``) in a
-  ``checkpointed_loop``, the captured function being one step of it; PyTorch keeps everything.
+* wave: the gradient in the velocities of an acoustic wave on 300 x 300 cells (``--cells``; float32), 100 steps
+  (``--steps``) in a ``checkpointed_loop``, the captured function being one step of it; PyTorch keeps everything.
 
 Results are compared: captured with eager to the bit, with PyTorch within a tolerance.  Ratios above 1 mean that the
 captured step is faster; they are medians of ratios within a round.  With one thread, times are the processor's, which
@@ -24,7 +25,7 @@ from typing import Any
 import common
 
 Runs = dict[str, Callable[[], Any]]
-CELLS, DT = 300, 0.1
+DT = 0.1
 CLASSES = {
     "matmul": "products", "gelu": "GELU and its derivative", "layer_norm": "layer norm", "softmax": "softmax",
     "where": "the mask", "update": "Adam", "reshape": "copies of heads", "": "other elementwise works and sums",
@@ -142,16 +143,17 @@ def shares(tg: Any, np: Any, rounds: int) -> None:
 
 
 def wave(tg: Any, torch: Any, jax: Any, np: Any, options: argparse.Namespace) -> Runs:
+    cells = options.cells
     draw = np.random.default_rng(0)
-    speed = (1.5 + 0.1 * draw.random((CELLS, CELLS))).astype("float32")
-    source = np.zeros((CELLS, CELLS), "float32")
-    source[CELLS // 2, CELLS // 2] = 0.01
+    speed = (1.5 + 0.1 * draw.random((cells, cells))).astype("float32")
+    source = np.zeros((cells, cells), "float32")
+    source[cells // 2, cells // 2] = 0.01
 
     def next_wave(padded: Any, u: Any, v: Any, c2: Any, source: Any) -> Any:
         around = padded[2:, 1:-1] + padded[:-2, 1:-1] + padded[1:-1, 2:] + padded[1:-1, :-2]
         return 2 * u - v + DT * DT * c2 * (around - 4 * u) + source
 
-    ours_source, zero = tg.asarray(source), tg.zeros((CELLS, CELLS))
+    ours_source, zero = tg.asarray(source), tg.zeros((cells, cells))
 
     def step(state: Any) -> Any:
         u, v, c2, energy = state
@@ -168,7 +170,7 @@ def wave(tg: Any, torch: Any, jax: Any, np: Any, options: argparse.Namespace) ->
     def theirs() -> Any:
         c = torch.tensor(speed, requires_grad=True)
         c2, s = c * c, torch.tensor(source)
-        u = v = torch.zeros(CELLS, CELLS)
+        u = v = torch.zeros(cells, cells)
         energy = torch.zeros(())
         for _ in range(options.steps):
             u, v = next_wave(torch.nn.functional.pad(u[None, None], (1, 1, 1, 1))[0, 0], u, v, c2, s), u
@@ -226,6 +228,9 @@ def main() -> None:
     parser = common.parser(__doc__, threads=1, rounds=9)
     parser.add_argument("--only", default=",".join(PROGRAMS), help="some of: %(default)s")
     parser.add_argument("--steps", type=int, default=100, help="of the wave")
+    parser.add_argument(
+        "--cells", type=int, default=300, help="of the wave, a side: with few, calling is what takes time"
+    )
     parser.add_argument("--shares", action="store_true", help="of classes of works in a step of the transformer")
     options = parser.parse_args()
     common.begin(options.threads)

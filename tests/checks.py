@@ -94,3 +94,16 @@ def no_garbage() -> Iterator[None]:
         if was_enabled:
             gc.enable()
     assert not found, f"{found} unreachable objects were left to the garbage collector"
+
+
+def laid(x: np.ndarray, how: str) -> np.ndarray:
+    """The same matrix: by rows, by columns, with gaps between rows, with gaps everywhere."""
+    if how == "rows":
+        return x.copy()
+    if how == "columns":
+        return np.asfortranarray(x)
+    step = (2, 1) if how == "gaps" else (2, 3)
+    wide = np.zeros((x.shape[0] * step[0], x.shape[1] * step[1]), x.dtype)
+    view = wide[:: step[0], :: step[1]]
+    view[...] = x
+    return view

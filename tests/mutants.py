@@ -190,7 +190,7 @@ def pytest(copy: Path, arguments: list[str], seconds: float | None, **variables:
     environment = {
         **os.environ, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
-    # Without bytecode each mutant has the whole package compiled again; what is to note its statements has to be.
+    # With bytecode one file is compiled for each mutant.  To note statements all are, in a way of its own: not to keep.
     environment["PYTHONPYCACHEPREFIX"] = str(copy / "bytecode")
     environment["PYTHONDONTWRITEBYTECODE"] = ""
     if "MUTANTS_REACH" in variables:

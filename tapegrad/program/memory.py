@@ -129,7 +129,10 @@ def laid_like(array: Array, device: Device) -> Array:
 
 
 def _in_order(array: Array) -> Array:
-    """The same memory from its lowest address on, C-contiguous; NumPy's alone has to be, so its gaps are taken in."""
+    """The memory of ``array`` from its lowest address on, in the order of addresses.
+
+    NumPy places arrays in C-contiguous memory alone: there the gaps between elements are part of it, as bytes.
+    """
     forward = array[tuple(slice(None, None, -1 if s < 0 else 1) for s in array.strides)]
     once = forward[tuple(slice(0, None if s else 1) for s in array.strides)]
     ordered = once.transpose(sorted(range(array.ndim), key=lambda axis: -once.strides[axis]))

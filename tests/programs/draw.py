@@ -65,7 +65,7 @@ class _Drawing:
         joined = {out for step in steps if len(step.results) > 1 for out in step.out}
         made = [v for v in made if v not in joined]  # to a tape the results of a checkpoint do not depend on each other
         handles = rng.sample(made, min(len(made), rng.choice([0, 0, 1, 2, 3])))
-        (lies,) = rng.choices(["rows", "columns", "gaps"], [6, 1, 1])
+        (lies,) = rng.choices(["rows", "columns", "all gaps"], [6, 1, 1])
         return self.start.with_(steps=tuple(steps), targets=(*targets, *others), handles=tuple(handles), lies=lies)
 
     def _some(self, values: list[str]) -> list[Step]:

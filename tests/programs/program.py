@@ -84,7 +84,7 @@ class Program:
     tidy: bool = True
     """Whether a name is deleted after its last use, so that tapes alone want its value."""
     lies: str = "rows"
-    """How the elements of matrices lie: by rows, by columns, or with gaps."""
+    """How the elements of matrices lie: see ``checks.laid``."""
     options: tuple[tuple[str, Any], ...] = field(default=())
 
     def with_(self, **changes: Any) -> Program:

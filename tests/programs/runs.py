@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from checks import laid
 
 import tapegrad as tg
 from tapegrad.memory.ledger.figures import Measure
@@ -53,13 +54,7 @@ class Run:
 
     def laid(self, module: Any, x: np.ndarray, lies: str) -> Any:
         """A matrix of ``module``'s whose elements lie so; the reference knows rows alone."""
-        if module is not tg:
-            return x
-        if lies == "columns":
-            return tg.asarray(np.asfortranarray(x), copy=False)
-        wide = np.zeros((2 * x.shape[0], 3 * x.shape[1]), x.dtype)
-        wide[::2, ::3] = x
-        return tg.asarray(wide[::2, ::3], copy=False)
+        return tg.asarray(laid(x, lies), copy=False) if module is tg else x
 
     def reach(self, point: int) -> None:
         """A point of the program is reached."""

@@ -230,7 +230,7 @@ class Graph:
         self.restore = restore
         self._session: weakref.ref[Session] | None = None
         self.number = next(_numbers)
-        """Of the session, which no other graph has; before the first one it is no session's."""
+        """The number of the session, which no other graph has; before the first session, one that no value bears."""
         self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
         self._live: list[weakref.ref[Buffer]] = []
         """Values that hold their recipes; those that are gone are forgotten when it has doubled."""

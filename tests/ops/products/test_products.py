@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from checks import laid
 
 import tapegrad as tg
 from tapegrad.device import threads
@@ -237,19 +238,6 @@ def test_a_product_of_float16_passes_through_no_infinity():
     x = tg.asarray([[300.0, 300.0, 300.0]], dtype="float16")
     y = tg.asarray([[300.0], [-300.0], [1.0]], dtype="float16")
     assert tg.matmul(x, y).item() == 300 and tg.vecdot(x[0], y[:, 0]).item() == 300
-
-
-def laid(x: np.ndarray, how: str) -> np.ndarray:
-    """The same matrix: by rows, by columns, with gaps between rows, with gaps everywhere."""
-    if how == "rows":
-        return x.copy()
-    if how == "columns":
-        return np.asfortranarray(x)
-    step = (2, 1) if how == "gaps" else (2, 3)
-    wide = np.zeros((x.shape[0] * step[0], x.shape[1] * step[1]), x.dtype)
-    view = wide[:: step[0], :: step[1]]
-    view[...] = x
-    return view
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
