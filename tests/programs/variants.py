@@ -4,6 +4,7 @@
 * another thread count and tile size; checkpoints with any policy; loops that keep few states; budgets that begin and
   end anywhere, with and without these, at limits drawn at random and at the least that errors ask for; two threads with
   two programs in one budget: the plain bits;
+* recorded for a profile, on disk, too: the plain bits, and a run that tells what the ledger told at each operation;
 * always: no peak above a limit, no error for a limit that is enough, live bytes as before, no garbage, no budget and no
   recorder left; at the points of a run the ledger is the sum of the buffers alive.
 """
@@ -22,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import tapegrad as tg
-from programs import ops, reference
+from programs import ops, profiled, reference
 from programs.draw import draw
 from programs.program import Program
 from programs.runs import POLICIES, Captured, Modified, Run
@@ -326,6 +327,25 @@ class Case:
         if errors:
             check_bits(self.run(), self.plain, self.rounding)
 
+    def check_profiled(self) -> None:
+        """Recorded for a profile, with checkpoints and in a budget, too: the run and the journal tell what happened."""
+        rng = self.choice("profiled")
+        options = rng.choice([{}, self.modified("profiled")])
+        run: Run = Run()
+        if options or rng.random() < 0.5:
+            run = Modified(**options, spans=((0, 3),), limits=(2**40,))
+        captured = not self.looks and rng.random() < 0.2
+        main = compiled(self.program, CALLS) if captured else None
+        run = Captured() if captured else run
+        stacks, gradients = rng.choice(["line", "full", "none"]), rng.random() < 0.5
+        found, _, faults = profiled.recorded(lambda: self.run(run, main), stacks, gradients)
+        if captured:
+            self.littered = True
+        else:
+            check_bits(found, self.plain, self.through if options else self.rounding, joined=bool(options) and self.joined)
+        if faults:
+            raise WrongError(faults[0])
+
     def check_captured(self) -> None:
         """The differentiation captured: the bits of an eager one in each of its calls, replayed from the third on."""
         if self.looks:
@@ -409,9 +429,12 @@ class Case:
         "budget",
         "checkpoints in a budget",
         "threads",
+        "profiled",
     )
 
-    SHARES: ClassVar = {"tiles": 0.3, "ledger": 0.3, "captured": 0.5, "checkpoints": 0.3, "threads": 0.4}
+    SHARES: ClassVar = {
+        "tiles": 0.3, "ledger": 0.3, "captured": 0.5, "checkpoints": 0.3, "threads": 0.4, "profiled": 0.4,
+    }  # fmt: skip
     """Of how many programs these variants are tried, if all are asked for: what takes time is to find much."""
 
     def check(self, variant: str) -> None:

@@ -34,11 +34,12 @@ Sums: TypeAlias = "dict[int, Any]"
 class Lookout:
     """A recorder of one run: which values from outside does the function use, and which of them are watched outside?
 
+    ``hides``: the recorders outside, which are told of nothing meanwhile.
     ``contents``: of each variable, the contents made in the run and read after that, in the order of reading.
     """
 
-    def __init__(self, outer: Sequence[Recorder]) -> None:
-        self.outer = outer
+    def __init__(self, hides: Sequence[Recorder]) -> None:
+        self.hides = hides
         self.start = next_index()
         self.used: dict[int, Buffer] = {}
         self.captured: dict[int, Buffer] = {}
@@ -48,7 +49,7 @@ class Lookout:
 
     def watched(self, buffer: Buffer) -> bool:
         """Whether a recorder outside follows the value."""
-        for r in self.outer:
+        for r in self.hides:
             if r.follows(buffer):
                 return True
         return False
@@ -84,7 +85,7 @@ class Lookout:
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """Tapes outside watch variables read inside."""
-        for r in self.outer:
+        for r in self.hides:
             r.read(variable, value)
         if value.node.index > self.start:
             known = self.contents.setdefault(variable.construction_number, [])

@@ -367,7 +367,7 @@ def _outermost() -> Any:
     recorders = thread.recorders or thread.hidden
     while recorders:
         recorder = recorders[0]
-        recorders = getattr(recorder, "outer", ())
+        recorders = getattr(recorder, "hides", ())
         if not recorders:
             return recorder
     return None

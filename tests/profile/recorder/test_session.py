@@ -688,3 +688,16 @@ def test_reruns_of_layers_have_the_lines_and_lineage_of_the_first_run() -> None:
     program()
     run, _ = recorded(lambda: [program() for _ in range(2)] and None)
     assert recomputed(run) >= 6
+
+
+@pytest.mark.parametrize("transform", [
+    lambda f, x: tg.jvp(f, (x,), (x,)), lambda f, x: tg.vmap(f)(x), lambda f, x: tg.hvp(f, (x,), (x,))
+], ids=["jvp", "vmap", "hvp"])  # fmt: skip
+def test_functions_that_a_transformation_calls_are_calls(transform: Any) -> None:
+    """A recorder of tangents or of a batch hides no tape: to ask it for those that it hides once failed."""
+
+    def squares(x: tg.Tensor) -> tg.Tensor:
+        return tg.sum(x * x)
+
+    run, _ = recorded(lambda: transform(squares, f32(np.ones((3, 4)))))
+    assert "squares" in [short(run, call) for call in range(run.count("calls"))]
