@@ -342,7 +342,8 @@ class Case:
         if captured:
             self.littered = True
         else:
-            check_bits(found, self.plain, self.through if options else self.rounding, joined=bool(options) and self.joined)
+            rounding, joined = (self.through, self.joined) if options else (self.rounding, False)
+            check_bits(found, self.plain, rounding, joined)
         if faults:
             raise WrongError(faults[0])
 
@@ -418,6 +419,7 @@ class Case:
             if outer.live_bytes != base:
                 raise WrongError(f"{outer.live_bytes - base} bytes are alive after the threads")
         check_clean()
+        self.littered = True  # by frames of the threads
 
     VARIANTS = (
         "plain",
