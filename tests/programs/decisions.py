@@ -40,7 +40,8 @@ COUNTS = (
     "fetches",
 )  # fmt: skip
 CPYTHON = (3, 11)
-"""By which the file is written: when a frame lets go of a value depends on it, and with this the order of events."""
+"""By which the file is written: when a frame lets go of a value depends on it, and with this the order of events, and
+what a budget finds to drop."""
 _TABLES = ("calls", "steps", "allocs", "changes", "ops", "programs", "works", "slots", "uses", "replays", "marks")
 _LEFT_OUT = ("begin_ns", "end_ns", "ns", "cpu_ns", "site", "file")
 _CALLS = ("call", "parent", "first")
@@ -164,6 +165,11 @@ def written(seed: int) -> list[dict[str, str]]:
     """The rows of the file for the program of a seed."""
     with open(FILE, newline="") as file:
         return [row for row in csv.DictReader(file) if row["seed"] == str(seed)]
+
+
+def by_any_python(some: list[dict[str, str]]) -> list[dict[str, str]]:
+    """What of rows is the same by any CPython."""
+    return [{key: told for key, told in row.items() if key != "events"} for row in some if "budget" not in row["way"]]
 
 
 def ready() -> None:
