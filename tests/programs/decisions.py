@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gc
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ def _events(run: Recorded) -> Iterator[str]:
 
 def _told(run: Recorded, column: str, value: int, numbers: dict[int, int] | None) -> str:
     if column in _TEXTS:
-        return run.text(value)
+        return re.sub(r"variable_\d+", "a variable", run.text(value))
     if column == "stack":
         file, line, function = run.frame_of(value)
         return f"{line} {function}" if file.startswith("<program") else ""

@@ -211,14 +211,14 @@ class Candidates:
 
     def _divide(self, part: Part, graph: Graph) -> None:
         """Make the sets of its members anew."""
-        members = [r for r in (graph.recipes.get(i) for i in part.members) if r is not None]
+        members = [r for r in (graph.recipes.get(i) for i in sorted(part.members)) if r is not None]
         for r in members:
             _of(r).part = None
         for r in members:
             self._joined(r, graph)
 
     def _refresh_edge(self, part: Part, graph: Graph) -> None:
-        for index in list(part.edge):
+        for index in sorted(part.edge):
             other = graph.recipes.get(index)
             if other is None or _of(other).row < 0:
                 part.edge.discard(index)
