@@ -65,9 +65,13 @@ def for_each(block: Callable[[], Any]) -> float:
     return (many - few) / 40
 
 
+FEWER = 1.0 if sys.version_info < (3, 12) else 1.1
+"""From CPython 3.12 on a plain operation takes fewer instructions: two of them are often one."""
+
+
 @pytest.mark.parametrize(
     ("block", "most"), [(tg.measure, 2.0), (lambda: tg.memory_budget("4GiB"), 2.6)], ids=["measure", "budget"]
 )
 def test_counting_takes_few_instructions(block: Callable[[], Any], most: float) -> None:
     """By time it is less: the arithmetic is the same."""
-    assert 1.0 < for_each(block) / for_each(nullcontext) <= most
+    assert 1.0 < for_each(block) / for_each(nullcontext) <= most * FEWER
