@@ -36,8 +36,7 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
     def sides() -> tuple[float, float]:
         return _inner(pull(*probe), tangents), _inner(probe, probe)
 
-    alone = lambda: during(sides, recorders=(), batches=())  # of a batch only one example is checked
-    left, right = thread.executor.in_earnest(alone, (0.0, 0.0))
+    left, right = during(sides, recorders=(), batches=())  # of a batch only one example is checked
     finite = left - left == 0 and right - right == 0
     if finite and abs(left - right) > 1e-3 * max(abs(left), abs(right)) + 1e-30:
         raise NoGradientError(f"it is not linear in its cotangents (adjoint identity: {left:.6g} against {right:.6g})")
@@ -45,6 +44,6 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
 
 
 def _inner(xs: Sequence[Tensor | None], ys: Sequence[Tensor]) -> float:
-    """The inner product over all real pairs, as a number."""
+    """The inner product over all real pairs, as a number: 0 in a dry run, which does the works all the same."""
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and x.dtype.kind != "c"]
-    return math.fsum(sum(x * y).item() for x, y in pairs)
+    return math.fsum(thread.executor.in_earnest(sum(x * y).item, 0.0) for x, y in pairs)

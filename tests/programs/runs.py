@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 from checks import laid
 
 import tapegrad as tg
+from tapegrad.errors import BudgetError
 from tapegrad.memory.ledger.figures import Measure
 
 NAMED = "n"
@@ -71,6 +74,47 @@ class Captured(Run):
         found = tg.function(f)
         self.stats = found.stats
         return found
+
+
+class Predicted(Run):
+    """With its function predicted before it is called, and once more within a budget of a ``share`` of the room.
+
+    ``wrong``: where what is measured then is something else.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.wrong: list[str] = []
+
+    def captured(self, f: Callable) -> Callable:
+        def predicted(*args: Any) -> Any:
+            f(*args)  # a dry run may ask what was run before, and constants are made once
+            live, peak = self._compare(f, args, None)
+            self._compare(f, args, live + int(self.share * (peak - live)))
+            return f(*args)
+
+        return predicted
+
+    def _compare(self, f: Callable, args: tuple[Any, ...], limit: int | None) -> tuple[int, int]:
+        """One prediction, and one call: bytes alive before it, and at its peak."""
+        found = tg.memory.predict_peak(f, *args, budgets=[] if limit is None else [limit])
+        gc.collect()  # the books of the dry run refer to themselves
+        with tg.measure() as m:
+            live, needed = m.live_bytes, 0
+            with tg.memory_budget(limit) if limit is not None else nullcontext():
+                try:
+                    f(*args)
+                except BudgetError as e:
+                    needed = e.needed_bytes
+                    traceback.clear_frames(e.__traceback__)
+        point = found.curve[0] if found.curve else found
+        for name in ("peak_bytes", "kernel_runs", "bytes_moved", "evictions", "restored"):
+            wanted, got = getattr(point, name, None), getattr(m, name)
+            if wanted is not None and wanted != got:
+                self.wrong.append(f"within {limit} bytes {name} is {got}, predicted {wanted}")
+        if needed != getattr(point, "needed_bytes", 0):
+            self.wrong.append(f"within {limit} bytes {needed} are needed, predicted {point.needed_bytes}")
+        return live, m.peak_bytes
 
 
 @dataclass

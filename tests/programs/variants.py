@@ -26,7 +26,7 @@ import tapegrad as tg
 from programs import ops, profiled, reference
 from programs.draw import draw
 from programs.program import Program
-from programs.runs import POLICIES, Captured, Modified, Run
+from programs.runs import POLICIES, Captured, Modified, Predicted, Run
 from tapegrad import nest
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -347,6 +347,16 @@ class Case:
         if faults:
             raise WrongError(faults[0])
 
+    def check_predicted(self) -> None:
+        """Bytes, kernels and evictions of a call are those that were predicted, without a budget and within one."""
+        if self.looks:
+            return
+        run = Predicted(self.choice("predicted").random())
+        self.run(run, compiled(self.program, 1))
+        self.littered = True
+        if run.wrong:
+            raise WrongError(run.wrong[0])
+
     def check_captured(self) -> None:
         """The differentiation captured: the bits of an eager one in each of its calls, replayed from the third on."""
         if self.looks:
@@ -432,10 +442,12 @@ class Case:
         "checkpoints in a budget",
         "threads",
         "profiled",
+        "predicted",
     )
 
     SHARES: ClassVar = {
         "tiles": 0.3, "ledger": 0.3, "captured": 0.5, "checkpoints": 0.3, "threads": 0.4, "profiled": 0.4,
+        "predicted": 0.4,
     }  # fmt: skip
     """Of how many programs these variants are tried, if all are asked for: what takes time is to find much."""
 

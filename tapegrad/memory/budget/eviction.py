@@ -99,6 +99,11 @@ class Candidates:
         self._places[row] = recipe.node.index
         self.refresh(recipe, graph)
 
+    def begin(self) -> None:
+        """A budget begins: if there are none, rows are counted anew, for they decide between equal scores."""
+        if not len(self):
+            self.clear()
+
     def clear(self) -> None:
         """None is wanted any more."""
         for row in self._rows:

@@ -101,8 +101,9 @@ class Manager(Account):
     def enter(self, limit: float, policy: Policy | None, measure: object, yields: bool = False) -> None:
         """One more budget, perhaps with a policy, until ``measure`` leaves; what is alive must fit, or be dropped."""
         try:
-            if not self._budgets:
-                self._begin_anew()
+            if not self._budgets:  # a program drops the same values whatever ran before it
+                self._rounds = 0
+                self._storages.candidates.begin()
             self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure, yields)])
             graph = self._present()
             if graph is not None:
@@ -111,12 +112,6 @@ class Manager(Account):
         except BaseException:
             self.leave(measure)
             raise
-
-    def _begin_anew(self) -> None:
-        """What was dropped before decides nothing: a program drops the same values whatever ran before it."""
-        self._rounds = 0
-        if not len(self._storages.candidates):
-            self._storages.candidates.clear()
 
     @whole
     def leave(self, measure: object) -> None:
