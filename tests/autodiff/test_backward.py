@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import bits_equal, c64, gradients, no_garbage, same, values, var64
+from peers import Peers, of_all
 
 import tapegrad as tg
 from tapegrad import errors
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import reachable
-from tapegrad.core import primitive
 from tapegrad.errors import ReplicatedTargetWarning
-from tapegrad.ops.apply import barrier
 
 BIG = 20_000
 
@@ -249,55 +248,6 @@ def test_rows_are_a_whole_array_where_an_array_is_asked_for() -> None:
     assert type(g) is tg.Tensor and g.tolist() == [[0.0] * 2, [2.0] * 2] * 2
 
 
-class Peers:
-    """``count`` processes in one group, each of which does and says what this one does; is this the ``foremost``?"""
-
-    category = "collective"
-
-    def __init__(self, count: int, foremost: bool = True) -> None:
-        self.count, self.foremost = count, foremost
-
-    def group(self, node: Any) -> str:
-        return "all"
-
-    def common(self, groups: Any) -> str:
-        return "all"
-
-    name = common
-    replicated = group
-
-    def members(self, group: str, line: str) -> list[int]:
-        return [*range(self.count)]
-
-    def pair(self, node: Any) -> None:
-        return None
-
-    def first(self, group: str) -> bool:
-        return self.foremost
-
-    def told(self, group: str, mine: Any) -> list[Any]:
-        return [mine] * self.count
-
-
-def of_all(
-    peers: Peers, monkeypatch: pytest.MonkeyPatch, pulled: list[Any] | None = None
-) -> Callable[[tg.Tensor], tg.Tensor]:
-    """An operation in which ``peers`` take part, and of which all have the same result; ``pulled``: its cotangents."""
-    tg.zeros(1)  # every operation is declared
-
-    def pull(ct: Any, x: Any) -> Any:
-        if pulled is not None:
-            pulled.append(ct)
-        return ct
-
-    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
-    everyone = primitive.general(
-        "everyone", impl=lambda xp, x: x * 1, infer=lambda x: x, vjp=[pull],
-        effect=peers, dry=lambda x, out: out,
-    )  # fmt: skip
-    return lambda x: barrier(everyone, x)
-
-
 @pytest.mark.parametrize("foremost", [True, False])
 def test_the_first_process_alone_seeds_a_target_that_all_have_and_the_others_take_part(
     foremost: bool, monkeypatch: pytest.MonkeyPatch
@@ -346,3 +296,27 @@ def test_an_operation_that_another_process_reaches_is_pulled_where_no_source_lea
         y = everyone(z) * x
     same(tape.gradient(y, x), [3.0, 4.0])
     assert len(pulled) == count - 1
+
+
+class Asked(Peers):
+    """They note how often they are asked what they reach and want; more often than is sensible is an error."""
+
+    times = 0
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        self.times += 1
+        assert self.times < 5, "the walk does not begin"
+        return super().told(group, mine)
+
+
+def test_processes_that_say_the_same_are_asked_once_also_of_what_no_target_wants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers, pulled = Asked(2), list[Any]()
+    everyone, x = of_all(peers, monkeypatch, pulled), c64([1.0, 2.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        everyone(x)
+        y = x * x
+    same(tape.gradient(y, x), [2.0, 4.0])
+    assert peers.times == 1 and not pulled

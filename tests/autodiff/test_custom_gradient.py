@@ -414,6 +414,8 @@ def test_forward_mode_uses_the_rule_where_it_is_linear() -> None:
     out, pushed = tg.jvp(f, (x, y), (t, None))
     same([out, pushed], [([3.0, 8.0], 3.0), ([27.0, 360.0], 11.0)])
     same(tg.jvp(f, (x, y), (None, t))[1], ([1.0, 20.0], 0.0))
+    both = tg.custom_gradient(lambda x, y: (x - y, lambda ct: (ct, ct)))  # one tensor is the gradient of two arguments
+    same(tg.jvp(both, (x, y), (t, 2.0 * t))[1], [3.0, 30.0])
     clip = tg.custom_gradient(lambda x: (x * 1.0, lambda ct: tg.clip(ct, -1.0, 1.0)))
     with pytest.raises(errors.NoGradientError, match="not linear"):
         tg.jvp(clip, (x,), (t * 100.0,))

@@ -238,6 +238,13 @@ def test_more_examples_fail_than_a_message_names() -> None:
     assert np.isnan(nested.numpy()).all()  # each example of the outer one has a matrix that fails
 
 
+def test_vectors_all_of_which_fail_are_nan_however_many_they_are() -> None:
+    """In their place are ones, also where there are as many of them as each has numbers."""
+    f = lambda v: tg.linalg.inv(tg.diag(v))
+    for n in (1, 2, 3):
+        assert np.isnan(tg.vmap(f, failures="nan")(np.zeros((n, 2))).numpy()).all()
+
+
 def test_what_runs_example_by_example_is_nan_on_request() -> None:
     def solve(diagonal: Any) -> tg.Tensor:
         return tg.linalg.solve_banded((0, 0), tg.expand_dims(diagonal, 0), np.ones(2))

@@ -81,6 +81,20 @@ def test_numbers_that_are_drawn_count_as_one_node_that_reads_nothing(cuda):
         assert [t._buffer.span[:2] for t in (h, tg.tanh(h))] == [(1, 0), (2, 0)]
 
 
+@pytest.mark.parametrize("n", [40, 4099])
+def test_numbers_that_are_drawn_in_packs_of_any_size_are_those_of_the_cpu(n, cuda):
+    """Packs of narrow results have more elements than a block has numbers; those of sixteen-bit numbers share none."""
+    found = []
+    for d in (cuda, CPU):
+        with tg.device(d):
+            g = tg.random.Generator(5)
+            wide, single = (tg.random.uniform((n,), dtype=dtype, generator=g) for dtype in ("float64", "float32"))
+            short = tg.random.bernoulli((n,), 0.3, generator=g, bits=16)
+            found.append([wide.astype("float32"), wide > 0.5, single.astype("float16"), single > 0.5, short])
+    for got, wanted in zip(*found):
+        same_bits(got, wanted)
+
+
 @pytest.mark.parametrize("shape", [(10, 8)])
 def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     base, narrow = numbers(shape, "float32"), standin.compiles

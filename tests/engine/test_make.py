@@ -163,6 +163,14 @@ def test_a_dry_run_is_recorded_and_differentiated_as_the_real_one() -> None:
     assert (found.peak_bytes, found.kernel_runs) == (m.peak_bytes, m.kernel_runs)
 
 
+def test_an_earlier_value_that_a_dry_run_is_the_first_to_read_is_computed_and_stays() -> None:
+    x = tg.asarray(np.linspace(-1, 1, 250_000).reshape(500, -1))
+    pending, wanted = tg.tanh(x), tg.tanh(x).numpy()
+    assert pending._buffer.array is None
+    tg.memory.predict_peak(lambda: pending @ pending, least=False)
+    assert pending._buffer.array is not None and np.array_equal(pending.numpy(), wanted)
+
+
 def test_what_a_gather_reads_is_no_more_than_it_writes_and_no_more_than_there_is() -> None:
     x, every = tg.asarray(np.arange(8.0)), tg.asarray(np.arange(1000) % 8)
 

@@ -451,6 +451,18 @@ def test_another_rerun_is_an_error_and_the_tape_survives() -> None:
         same(tape.gradient(z, x), [4.0, 2.0])
 
 
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_an_argument_that_only_one_of_the_runs_reads_has_a_gradient_all_the_same(reads_first: bool) -> None:
+    """A captured step, replayed, may tell of more arguments than when it ran eagerly."""
+    runs = [lambda p, q: p * q, lambda p, q: p * 3.0]
+    p, q = c64([2.0, 1.0]), c64([5.0, 7.0])
+    with tg.GradientTape() as tape:
+        tape.watch([p, q])
+        y = tg.recompute_grad(changing(*(runs if reads_first else reversed(runs))))(p, q)
+    wanted = [[3.0, 3.0], [0.0, 0.0]] if reads_first else [[5.0, 7.0], [2.0, 1.0]]
+    same(tape.gradient(y, [p, q], unconnected_gradients="zero"), wanted)
+
+
 def test_values_are_checked_when_asked() -> None:
     factor, x = [3.0], c64([2.0, 1.0])
     for size in (2, BIG):

@@ -16,6 +16,7 @@ import tapegrad as tg
 from tapegrad import nn
 from tapegrad.core import account
 from tapegrad.memory import plan
+from tapegrad.memory.ledger.frames import Call
 from tapegrad.memory.plan import Action, PlanError, apply_plan, use_plan
 from tapegrad.memory.program_files import own_name, relative_name
 from tapegrad.profile.recorder import Session
@@ -440,3 +441,16 @@ def test_what_a_call_reads_stays_until_its_values_are_made_again() -> None:
     most, every, also = trained(*range(20))
     assert none == 0 < one and every == 20 * one  # each call's own works, and none before it
     assert most <= peak and bits == same == also
+
+
+def test_calls_that_are_over_are_forgotten_now_and_then_and_all_are_met_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan, "_MOST_CALLS", 20)
+    steps, (_, plain) = 60, trained(model(), X, 60)
+    known = lambda: sum(type(thing) is Call for thing in gc.get_objects())
+    before = known()
+    with apply_plan([dense(1, 3)]):
+        again, bits = trained(model(), X, steps)
+        assert known() - before < 2 * steps  # each step makes 5 of layers alone
+    assert again == [2 * DENSE] * steps and bits == plain
