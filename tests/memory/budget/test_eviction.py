@@ -193,3 +193,20 @@ def test_there_is_room_for_any_number() -> None:
     scores = model.scores(0)
     found = model.best(0)
     assert found is not None and scores[found] == min(scores.values())
+
+
+def test_budgets_one_after_another_take_the_same_rows_and_no_more_memory() -> None:
+    """Between equal scores the first row decides: it is not to depend on earlier budgets."""
+    model = Model(0)
+    for i in range(len(model.storages)):
+        model.candidates.remove(model.storages[i])
+    places, sizes = [], []
+    for _ in range(3):
+        model.candidates.begin()
+        for i in (5, 3, 8):
+            model.add(i)
+        places.append([model.storages[i].storage.row for i in (5, 3, 8)])
+        sizes.append(model.candidates._sizes.size)
+        for i in (3, 5, 8):
+            model.candidates.remove(model.storages[i])
+    assert places == [[0, 1, 2]] * 3 and sizes == [256] * 3
