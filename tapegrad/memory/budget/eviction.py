@@ -75,8 +75,12 @@ class Candidates:
 
     def __init__(self) -> None:
         self._xp = asdevice("cpu").xp
+        self._empty()
+
+    def _empty(self) -> None:
         self._rows: list[tuple[Recipe, Graph] | None] = []
-        self.clear()
+        self._free: list[int] = []
+        self._numerators, self._sizes, self._places = (self._xp.zeros(0) for _ in range(3))
 
     def __len__(self) -> int:
         return len(self._rows) - len(self._free)
@@ -108,9 +112,7 @@ class Candidates:
         for row in self._rows:
             if row is not None:
                 _of(row[0]).row = -1
-        self._rows = []
-        self._free: list[int] = []
-        self._numerators, self._sizes, self._places = (self._xp.zeros(0) for _ in range(3))
+        self._empty()
 
     def remove(self, recipe: Recipe) -> None:
         """It is dropped, or wanted no longer."""
