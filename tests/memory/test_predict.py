@@ -264,6 +264,20 @@ def test_a_custom_gradient(where: str) -> None:
     exact(descends(lambda x: tg.sum(clipped(clipped(x @ w) @ w)), [w]), tensor(1024, 64), fits=0)
 
 
+@pytest.mark.parametrize("rows", [4, 1024])
+def test_forward_mode_through_a_rule_takes_what_the_check_of_the_rule_takes(where: str, rows: int) -> None:
+    """The rule is transposed, and its transpose is checked: sums that are read at once, within a walk, too."""
+
+    @tg.custom_gradient
+    def product(a: Any, b: Any) -> Any:
+        return tg.sin(a) * b, lambda ct: (ct * tg.cos(a) * b, ct * tg.sin(a))
+
+    f = lambda x: tg.sum(product(x, tg.tanh(x)) ** 2)
+    exact(lambda x: tg.jvp(f, (x,), (x * 2.0,)), tensor(rows, 64), fits=0)
+    exact(lambda x: tg.hvp(f, x, x * 2.0), tensor(rows, 64), fits=0)
+    exact(lambda x: tg.jvp(tg.grad(f), (x,), (x * 2.0,)), tensor(rows, 64), fits=0)
+
+
 def test_second_order_by_nested_tapes(where: str) -> None:
     w = variables(1, 64, 64)[0]
 

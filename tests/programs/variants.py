@@ -4,6 +4,7 @@
 * another thread count and tile size; checkpoints with any policy; loops that keep few states; budgets that begin and
   end anywhere, with and without these, at limits drawn at random and at the least that errors ask for; two threads with
   two programs in one budget: the plain bits;
+* predicted by a dry run: the bytes, kernels and evictions of the run, without a budget and within one;
 * recorded for a profile, on disk, too: the plain bits, and a run that tells what the ledger told at each operation;
 * always: no peak above a limit, no error for a limit that is enough, live bytes as before, no garbage, no budget and no
   recorder left; at the points of a run the ledger is the sum of the buffers alive.
