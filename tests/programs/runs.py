@@ -76,6 +76,35 @@ class Captured(Run):
         return found
 
 
+class CapturedWithin(Captured):
+    """Captured within a budget from its second call on: what replays take at least, and a ``share`` of what more they
+    would take without one.
+
+    ``budget``: its bytes; None: the function cannot be captured.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.budget: int | None = None
+
+    def captured(self, f: Callable) -> Callable:
+        made: list[Any] = []
+
+        def call(*args: Any) -> Any:
+            if not made:
+                result = f(*args)  # a dry run may ask what was run before
+                found = tg.memory.predict_peak(f, *args, budgets=[], least=True).as_function
+                gc.collect()  # the books of dry runs refer to themselves
+                if found is not None and found.least_bytes is not None:
+                    self.budget = found.least_bytes + int(self.share * (found.peak_bytes - found.least_bytes))
+                made.append(tg.function(f, budget=self.budget))
+                self.stats = made[0].stats
+                return result
+            return made[0](*args)
+
+        return call
+
+
 class Predicted(Run):
     """With its function predicted before it is called, and once more within a budget of a ``share`` of the room.
 
@@ -98,7 +127,7 @@ class Predicted(Run):
     def _compare(self, f: Callable, args: tuple[Any, ...], limit: int | None) -> tuple[int, int]:
         """One prediction, and one call: bytes alive before it, and at its peak."""
         found = tg.memory.predict_peak(f, *args, budgets=[] if limit is None else [limit])
-        gc.collect()  # the books of the dry run refer to themselves
+        gc.collect()  # the books of dry runs refer to themselves
         with tg.measure() as m:
             live, needed = m.live_bytes, 0
             with tg.memory_budget(limit) if limit is not None else nullcontext():

@@ -5,6 +5,7 @@
   end anywhere, with and without these, at limits drawn at random and at the least that errors ask for; two threads with
   two programs in one budget: the plain bits;
 * predicted by a dry run: the bytes, kernels and evictions of the run, without a budget and within one;
+* captured, within a budget that the prediction says can be kept, too: the plain bits;
 * recorded for a profile, on disk, too: the plain bits, and a run that tells what the ledger told at each operation;
 * always: no peak above a limit, no error for a limit that is enough, live bytes as before, no garbage, no budget and no
   recorder left; at the points of a run the ledger is the sum of the buffers alive.
@@ -27,7 +28,7 @@ import tapegrad as tg
 from programs import ops, profiled, reference
 from programs.draw import draw
 from programs.program import Program
-from programs.runs import POLICIES, Captured, Modified, Predicted, Run
+from programs.runs import POLICIES, Captured, CapturedWithin, Modified, Predicted, Run
 from tapegrad import nest
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -376,6 +377,21 @@ class Case:
         if any("lie" not in reason for reason in run.stats.fallbacks) or not run.stats.traces:
             raise WrongError(f"not captured: {run.stats}")
 
+    def check_planned(self) -> None:
+        """Captured within a budget that a prediction says can be kept: the same bits, and replays."""
+        if self.looks:
+            return
+        main, run = compiled(self.program, CALLS), CapturedWithin(self.choice("planned").choice([0.0, 0.3, 0.8]))
+        wanted = self.run(Run(), main)
+        self.littered = True
+        got = self.run(run, main)
+        self.littered = True
+        check_bits(got, wanted)
+        if run.budget is None or any("lie" in reason for reason in run.stats.fallbacks):
+            return
+        if run.stats.fallbacks or not run.stats.replays:
+            raise WrongError(f"within {run.budget} bytes: {run.stats}")
+
     def check_threads(self) -> None:
         """Two threads, another program in the other, one budget."""
         rng = self.choice("threads")
@@ -447,11 +463,12 @@ class Case:
         "threads",
         "profiled",
         "predicted",
+        "planned",
     )
 
     SHARES: ClassVar = {
         "tiles": 0.3, "ledger": 0.3, "captured": 0.5, "checkpoints": 0.3, "threads": 0.4, "profiled": 0.4,
-        "predicted": 0.4,
+        "predicted": 0.4, "planned": 0.2,
     }  # fmt: skip
     """Of how many programs these variants are tried, if all are asked for: what takes time is to find much."""
 
