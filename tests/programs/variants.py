@@ -341,9 +341,8 @@ class Case:
         run = Captured() if captured else run
         stacks, gradients = rng.choice(["line", "full", "none"]), rng.random() < 0.5
         found, _, faults = profiled.recorded(lambda: self.run(run, main), stacks, gradients)
-        if captured:
-            self.littered = True
-        else:
+        self.littered = True  # by the session
+        if not captured:
             rounding, joined = (self.through, self.joined) if options else (self.rounding, False)
             check_bits(found, self.plain, rounding, joined)
         if faults:
