@@ -707,3 +707,14 @@ def test_a_python_float_is_float32_so_the_naive_log1pexp_fails_at_100() -> None:
     with np.errstate(all="ignore"):
         assert np.isnan(gradients(naive, [tg.constant(100.0)])[0])
     same(gradients(naive, [tg.constant(np.array(100.0))]), [np.array(1.0)])
+
+
+def test_a_tape_that_has_given_its_gradient_keeps_nothing_of_what_comes_after_in_its_block() -> None:
+    x = tg.asarray(np.ones(1000))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        tape.gradient(tg.exp(x), x)
+        with tg.measure() as m:
+            before = m.live_bytes
+            tg.exp(tg.exp(x))
+            assert m.live_bytes == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tapegrad.core.cell import Cell, lookout, overlay, shadowed
+from tapegrad.core.cell import Cell, contents, contents_now, exchange, lookout, overlay, shadowed
 
 
 def elsewhere(cell: Cell, content: str) -> None:
@@ -48,3 +48,19 @@ def test_what_a_rerun_inside_sees_is_no_jump() -> None:
             cell.set("other")
         cell.get()
     assert seen.jumps == {} and dict(seen) == {cell: ("a", None)}
+
+
+def test_many_cells_are_read_and_exchanged_as_each_alone_would_be() -> None:
+    cells = [Cell("a"), Cell("b")]
+    with overlay({cells[0]: "older"}):
+        assert contents_now(cells) is None
+        assert contents(cells, (None, None)) == ["older", "b"]
+        exchange(cells, ["c", "d"], (None, None))
+        assert contents(cells, (None, None)) == ["c", "d"]
+    assert contents_now(cells) == contents(cells, (None, None)) == ["a", "b"]
+    with lookout() as seen:
+        assert contents_now(cells) is None
+        assert contents(cells, ("one", "other")) == ["a", "b"]
+        exchange(cells, ["c", "d"], (None, None))
+    assert dict(seen) == {cells[0]: ("a", "one"), cells[1]: ("b", "other")}
+    assert contents_now(cells) == ["c", "d"]

@@ -330,6 +330,16 @@ def test_a_timeline_has_every_change() -> None:
     assert quiet.samples == []
 
 
+def test_a_timeline_tells_what_is_kept_for_rules_made_again_or_not() -> None:
+    x = c64(np.ones(100))
+    with tg.measure(timeline=True) as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(tg.recompute_grad(lambda x: tg.exp(tg.exp(x)))(x))
+        tape.gradient(y, x)
+    assert all(0 <= kept <= live for _, live, kept in m.samples)
+    assert max(kept for _, _, kept in m.samples) == 3072  # what the call was given, and both exponentials
+
+
 # Agreement with NumPy's own account
 
 
