@@ -273,6 +273,24 @@ def test_a_target_made_of_what_all_have_and_of_its_own_is_in_doubt_among_several
     assert [w.category for w in found] == [ReplicatedTargetWarning] * (count - 1)
 
 
+class Without(Peers):
+    """The other processes have recorded nothing that several take part in."""
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        return [mine, *[({}, *mine[1:])] * (self.count - 1)]
+
+
+def test_processes_that_have_recorded_nothing_together_are_told_with_how_much_each_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everyone, x = of_all(Without(3), monkeypatch), c64([1.0, 2.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = everyone(everyone(x))
+    with pytest.raises(errors.DistributedError, match="rank 0: 2, rank 1: 0, rank 2: 0;"):
+        tape.gradient(y, x)
+
+
 class Reaching(Peers):
     """From the sources of the other processes every operation is reached; each has targets of its own."""
 

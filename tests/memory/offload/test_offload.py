@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -522,3 +523,19 @@ def test_what_gives_way_is_fetched_anew() -> None:
         assert m.live_bytes == base + BYTES == m.peak_bytes
         found.clear()
         assert m.live_bytes == base and not moved.coming
+
+
+def test_what_is_on_its_way_back_does_not_come_to_a_forked_child() -> None:
+    class Coming:
+        forgotten = 0
+
+        def forget(self) -> None:
+            self.forgotten += 1
+
+    offloads, coming, gone = offload.Offloads(), Coming(), Coming()
+    offloads._coming = [weakref.ref(coming), weakref.ref(gone)]  # type: ignore[list-item]
+    del gone
+    offloads.in_child()
+    assert coming.forgotten == 1
+    offloads.in_child()
+    assert coming.forgotten == 1 and not offloads.give_way(1)
