@@ -116,3 +116,12 @@ def test_an_object_with_a_shape_only_is_no_array(loop):
     run, x = LOOPS[loop], tg.asarray(np.ones(3))
     with pytest.raises(StructureError, match=rf"{loop}: step 0 returned the state Sized, but was given float64\[3\]"):
         run(lambda s: Sized(), x)
+
+
+def test_one_step_gives_one_row():
+    for loop in (
+        tg.checkpointed_loop(lambda s: (s + 1.0, {"y": s * 2.0, "none": None}), tg.asarray(1.0), 1, outputs=True),
+        tg.scan(lambda s, x: (s + x, {"y": s * 2.0, "none": None}), tg.asarray(1.0), tg.asarray([1.0])),
+    ):
+        state, rows = loop
+        assert float(state) == 2.0 and rows["y"].numpy().tolist() == [2.0] and rows["none"] is None
