@@ -522,6 +522,25 @@ def test_full_stacks_and_none() -> None:
     assert none.count("stacks") == 0 and set(none.allocs["stack"]) == {-1} and none.count("calls")
 
 
+@pytest.mark.parametrize("stacks", ["line", "full"])
+def test_stacks_begin_with_the_module_that_runs_and_all_their_calls_are_known(stacks: str) -> None:
+    """Those of the second operation of a function, too, whose call is known by then."""
+    scope = {"tg": tg, "x": f32(np.ones(100))}
+    text = "def inner(x):\n    y = tg.exp(x)\n    return tg.exp(y)\ndef outer(x):\n    return inner(x)\nouter(x)\n"
+    run, _ = recorded(lambda: exec(compile(text, "<a script>", "exec"), scope), stacks=stacks)
+    paths = []
+    for stack in run.allocs["stack"]:
+        names = []
+        while stack >= 0:
+            _, line, function = run.frame_of(stack)
+            names.append((line, function.rpartition(".")[2]))
+            stack = run.stacks["parent"][stack]
+        paths.append(tuple(names))
+    outside = ((5, "outer"), (6, "<module>")) if stacks == "full" else ()
+    assert set(paths) - {()} == {((2, "inner"), *outside), ((3, "inner"), *outside)}
+    assert [short(run, i) for i in range(run.count("calls"))] == ["outer", "inner"]
+
+
 def test_gradients_are_digested_if_asked() -> None:
     ws, x = weights(2), f32(np.ones((32, 64)))
     first, _ = recorded(lambda: [step(ws, x) for _ in range(2)], gradients=True)
