@@ -541,6 +541,33 @@ def test_stacks_begin_with_the_module_that_runs_and_all_their_calls_are_known(st
     assert [short(run, i) for i in range(run.count("calls"))] == ["outer", "inner"]
 
 
+def test_the_first_call_of_a_script_may_be_a_layer() -> None:
+    """What its ``call`` does is what the layer does."""
+    scope = {"tg": tg, "x": f32(np.ones(100))}
+    text = "class Block(tg.nn.Layer):\n    def call(self, x):\n        return tg.exp(x)\nBlock()(x)\n"
+    run, _ = recorded(lambda: exec(compile(text, "<a script>", "exec"), scope))
+    assert [short(run, i) or run.text(run.calls["name"][i]) for i in range(run.count("calls"))] == ["Block"]
+
+
+def test_the_first_call_of_a_script_may_be_one_that_runs_again() -> None:
+    scope = {"tg": tg, "x": f32(np.ones(100))}
+    text = """def f(x):
+    return tg.exp(tg.exp(x))
+with tg.GradientTape() as tape:
+    tape.watch(x)
+    y = tg.recompute_grad(f)(x)
+tape.gradient(y, x)
+"""
+    run, _ = recorded(lambda: exec(compile(text, "<a script>", "exec"), scope))
+    c = run.calls
+    told = [(PHASES[c["phase"][i]], short(run, i), c["parent"][i], c["first"][i]) for i in range(run.count("calls"))]
+    assert told == [
+        ("forward", "recompute_grad(f)", -1, -1), ("forward", "f", 0, -1),
+        ("recompute", "recompute_grad(f)", -1, 0), ("recompute", "f", 2, 1),
+    ]  # fmt: skip
+    assert recomputed(run) == 2
+
+
 def test_gradients_are_digested_if_asked() -> None:
     ws, x = weights(2), f32(np.ones((32, 64)))
     first, _ = recorded(lambda: [step(ws, x) for _ in range(2)], gradients=True)
