@@ -226,7 +226,7 @@ class Candidates:
             self._joined(r, graph)
 
     def _refresh_edge(self, part: Part, graph: Graph) -> None:
-        for index in sorted(part.edge):
+        for index in list(part.edge):
             other = graph.recipes.get(index)
             if other is None or _of(other).row < 0:
                 part.edge.discard(index)

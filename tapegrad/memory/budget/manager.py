@@ -103,7 +103,7 @@ class Manager(Account):
         try:
             if not self._budgets:  # a program drops the same values whatever ran before it
                 self._rounds = 0
-                self._storages.candidates.begin()
+                self._storages.begin()
             self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure, yields)])
             graph = self._present()
             if graph is not None:

@@ -46,6 +46,11 @@ class Storages:
         self._ready: dict[int, tuple[Recipe, Graph]] = {}  # what is to be offloaded, by index
 
     @guarded
+    def begin(self) -> None:
+        """A budget begins: see :meth:`Candidates.begin`."""
+        self.candidates.begin()
+
+    @guarded
     def clear(self) -> None:
         """Forget everything."""
         self.guard.forget()
