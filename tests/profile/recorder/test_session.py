@@ -747,12 +747,3 @@ def test_functions_that_a_transformation_calls_are_calls(transform: Any) -> None
 
     run, _ = recorded(lambda: transform(squares, f32(np.ones((3, 4)))))
     assert "squares" in [short(run, call) for call in range(run.count("calls"))]
-
-
-def test_nothing_is_dropped_before_there_are_more_events_than_are_to_be_kept() -> None:
-    ws, x = weights(1), f32(np.ones((4, 64)))
-    program = lambda: [step(ws, x) for _ in range(12)]
-    _, session = recorded(program)
-    size = session.journal.parts._size
-    dropped = [recorded(program, keep=keep)[0].checks["dropped"] for keep in (size, size - 1)]
-    assert dropped[0] == 0 < dropped[1]
