@@ -1,4 +1,4 @@
-"""oneDNN, called through ctypes: convolutions of float32 on a CPU, by machine code made for each shape.
+"""oneDNN, called through ctypes: works of float32 on a CPU, by machine code made for each shape.
 
 The library is that of the extra ``onednn``, where it is installed; ``TAPEGRAD_ONEDNN`` names another file of oneDNN 3,
 or says ``0``: none.  Every call works on the thread that makes it, with scratch memory of ours: whoever calls has cut
@@ -28,11 +28,13 @@ PACKAGE = "onednn-cpu-gomp"
 """The distribution that brings the library."""
 HOW = "pip install 'tapegrad[onednn]' brings it to Linux on x86-64"
 
-SRC, DST, WEIGHTS, SCRATCHPAD, DIFF_DST, DIFF_WEIGHTS = 1, 17, 33, 80, 145, 161
+SRC, DST, WEIGHTS, MEAN, VARIANCE, SCALE, SHIFT, SCRATCHPAD = 1, 17, 33, 49, 50, 51, 52, 80
+DIFF_SRC, DIFF_DST, DIFF_WEIGHTS, DIFF_SCALE, DIFF_SHIFT = 129, 145, 161, 255, 256
 """Arguments of primitives."""
 _QUERIES = {SRC: 129, WEIGHTS: 131, DIFF_WEIGHTS: 132, DST: 133, DIFF_DST: 134, SCRATCHPAD: 136}
 _IMPLEMENTATION = 8
-_F32, _ANY, _DIRECT, _TRAINING, _CPU, _IN_ORDER, _USER = 3, 1, 1, 64, 1, 1, 1
+_F32, _ANY, _DIRECT, _TRAINING, _BACKWARD, _CPU, _IN_ORDER, _USER = 3, 1, 1, 64, 128, 1, 1, 1
+_SCALE_AND_SHIFT = 6
 _UNIMPLEMENTED = 3
 _RUNTIMES = {1: "no threads", 2: "OpenMP"}
 """How the library may make threads: one of TBB's or SYCL's cannot be told to take none."""
@@ -40,12 +42,12 @@ _SLOW = (b"ref", b"gemm", b"x64:gemm")
 """Implementations that are loops without SIMD, or make columns in memory."""
 _AXES = 12  # of ``dnnl_dims_t``
 
-_int, _pointer = ctypes.c_int, ctypes.c_void_p
+_int, _unsigned, _float, _pointer = ctypes.c_int, ctypes.c_uint, ctypes.c_float, ctypes.c_void_p
 _out = ctypes.POINTER(_pointer)
 _dims = ctypes.c_int64 * _AXES
 _PARAMETERS = {
     "dnnl_engine_create": (_out, _int, ctypes.c_size_t),
-    "dnnl_stream_create": (_out, _pointer, ctypes.c_uint),
+    "dnnl_stream_create": (_out, _pointer, _unsigned),
     "dnnl_primitive_attr_create": (_out,),
     "dnnl_primitive_attr_set_scratchpad_mode": (_pointer, _int),
     "dnnl_memory_desc_create_with_strides": (_out, _int, _dims, _int, _dims),
@@ -67,6 +69,12 @@ _PARAMETERS = {
     "dnnl_convolution_backward_weights_primitive_desc_create": (
         _out, _pointer, _int, *[_pointer] * 4, *[_dims] * 4, _pointer, _pointer,
     ),
+    "dnnl_layer_normalization_forward_primitive_desc_create": (
+        _out, _pointer, _int, *[_pointer] * 3, _float, _unsigned, _pointer,
+    ),
+    "dnnl_layer_normalization_backward_primitive_desc_create": (
+        _out, _pointer, _int, *[_pointer] * 4, _float, _unsigned, _pointer, _pointer,
+    ),
 }  # fmt: skip
 """The functions that return a status, with their parameters."""
 
@@ -74,7 +82,7 @@ _PARAMETERS = {
 class _Version(ctypes.Structure):
     _fields_ = (
         ("major", _int), ("minor", _int), ("patch", _int), ("hash", ctypes.c_char_p),
-        ("cpu_runtime", ctypes.c_uint), ("gpu_runtime", ctypes.c_uint),
+        ("cpu_runtime", _unsigned), ("gpu_runtime", _unsigned),
     )  # fmt: skip
 
 
@@ -252,13 +260,40 @@ class OneDNN:
             self.layout(y).pointer, *(_dims(*each) for each in moves), self._attributes,
         )  # fmt: skip
 
+    def layer_norm(self, rows: int, width: int, eps: float) -> tuple[Primitive, Primitive]:
+        """Normalization of rows over their elements, times a scale and plus a shift, and its derivative.
+
+        From SRC, SCALE and SHIFT to DST, MEAN and VARIANCE; from SRC, DIFF_DST, MEAN, VARIANCE, SCALE and SHIFT to
+        DIFF_SRC, DIFF_SCALE and DIFF_SHIFT, in that order.  Raises UnsupportedError.
+        """
+        x, column, row = self.layout((rows, width), (width, 1)), self.layout((rows,), (1,)), self.layout((width,), (1,))
+        like = x.pointer, x.pointer, column.pointer, eps, _SCALE_AND_SHIFT
+        there = self._described(
+            "dnnl_layer_normalization_forward_primitive_desc_create", self._engine, _TRAINING, *like, self._attributes,
+        )  # fmt: skip
+        back = self._described(
+            "dnnl_layer_normalization_backward_primitive_desc_create", self._engine, _BACKWARD, x.pointer, *like,
+            there.pointer, self._attributes,
+        )  # fmt: skip
+        for desc in (there, back):
+            self._refuse_slow(desc)
+        stats, weights = {MEAN: column, VARIANCE: column}, {SCALE: row, SHIFT: row}
+        results = {DIFF_SRC: x, DIFF_SCALE: row, DIFF_SHIFT: row}
+        return (
+            Primitive(self, there, {SRC: x, **weights, DST: x, **stats}),
+            Primitive(self, back, {SRC: x, DIFF_DST: x, **stats, **weights, **results}),
+        )
+
     def _made(self, arguments: Sequence[int], desc: _Owned) -> Primitive:
         """The primitive of a description, with the layouts that the library has chosen."""
+        self._refuse_slow(desc)
+        return Primitive(self, desc, {number: self.layout_of(desc, number) for number in arguments})
+
+    def _refuse_slow(self, desc: _Owned) -> None:
         name = ctypes.c_char_p()
         self.library.dnnl_primitive_desc_query(desc.pointer, _IMPLEMENTATION, 0, ctypes.byref(name))
         if (name.value or b"ref").startswith(_SLOW):
             raise UnsupportedError
-        return Primitive(self, desc, {number: self.layout_of(desc, number) for number in arguments})
 
 
 @cache
@@ -276,7 +311,7 @@ def library() -> OneDNN | None:
         if chosen:
             raise TapegradError(f"TAPEGRAD_ONEDNN={chosen}: {e}; name a libdnnl.so of oneDNN 3 with OpenMP") from e
         warnings.warn(
-            f"{PACKAGE} is installed, but its library cannot be used: {e}; convolutions go on without it. "
+            f"{PACKAGE} is installed, but its library cannot be used: {e}; what it would do is done without it. "
             "Install libgomp (Debian: apt install libgomp1), or set TAPEGRAD_ONEDNN=0",
             RuntimeWarning,
             stacklevel=2,

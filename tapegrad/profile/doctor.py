@@ -262,7 +262,7 @@ def _cpu() -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": get_num_threads(),
         "BLAS": f"{blas['name']} {blas['version']}",
-        "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions",
+        "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions and layer norms",
     }
 
 

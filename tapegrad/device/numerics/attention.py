@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -68,7 +69,7 @@ class Heads:
         return self._cut.families(self.shape)
 
     def parts(self, family: tuple[slice, slice]) -> list[Part]:
-        """The blocks of a family, in the order in which their sums are taken."""
+        """The blocks of a family."""
         return self._cut.parts(self.shape, family)
 
     def blocks(self) -> list[Part]:
@@ -141,17 +142,18 @@ class Scratch:
             blind = self._exponentials(rows, own[:, :1])
             return x, own[:, 1].reshape(a, b, c * d, 1), blind
         # On short rows this takes a third of a reduction's time.
-        most = np.take_along_axis(rows, np.argmax(rows, axis=-1)[:, None], axis=-1)
+        most = np.take(rows.reshape(-1), np.argmax(rows, axis=-1) + _starts(len(rows), part.seen))[:, None]
         blind = self._exponentials(rows, most)
         total = np.einsum("ij->i", rows) if part.seen <= 4096 else np.add.reduce(rows, axis=-1)
         inverse = 1 / total if blind is None else np.divide(1, total, out=np.zeros_like(total), where=total != 0)
         if stats is not None:
-            stats[part[:4]] = np.stack([most[:, 0], inverse], axis=-1).reshape(a, b, c, d, 2)
+            own = stats[part[:4]]
+            own[..., 0], own[..., 1] = most.reshape(a, b, c, d), inverse.reshape(a, b, c, d)
         return x, inverse.reshape(a, b, c * d, 1), blind
 
     def _exponentials(self, rows: Array, most: Array) -> Array | None:
         """Make scores ``exp(score - largest)``; ``most``: their largest.  Which rows are blind; None: no row is."""
-        none = np.isneginf(most[:, 0])
+        none = most[:, 0] == -np.inf
         blind = none if none.any() else None
         if blind is not None:
             most = np.where(blind[:, None], most.dtype.type(0), most)
@@ -170,8 +172,8 @@ class Scratch:
         elif heads.mask is not None:
             np.add(x, of_part(heads.mask, part), out=x, casting="same_kind")
         if heads.how.causal and part.seen > part.t.start + 1:
-            rows, columns = np.arange(part.t.start, part.t.stop), np.arange(part.t.start, part.seen)
-            np.copyto(x[..., part.t.start :], -np.inf, where=columns > rows[:, None])
+            here = x[..., part.t.start :]
+            np.copyto(here, -np.inf, where=_later(*here.shape[-2:]))
 
     def kept(self, part: Part, key: int, counter: int) -> Array:
         """Which weights of a block are kept (n, g, rows, s): as in the mask that nn.functional.dropout would draw."""
@@ -189,6 +191,18 @@ class Scratch:
     @staticmethod
     def _bits(key: int, counter: int, start: int, shape: Shape) -> Array:
         return bits.bits16_between(key, counter, start, start + prod(shape)).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _starts(rows: int, width: int) -> Array:
+    """Where each row of a matrix begins."""
+    return np.arange(0, rows * width, width)
+
+
+@lru_cache(maxsize=16)
+def _later(queries: int, keys: int) -> Array:
+    """Which keys come after a query, where the first of both are at the same place."""
+    return np.arange(keys) > np.arange(queries)[:, None]
 
 
 def _each(heads: Heads, tasks: Sequence[Any], body: Callable[[Scratch, Any], None], together: bool = True) -> None:
@@ -251,13 +265,13 @@ def statistics(q: Array, k: Array, mask: Array, stats: Array, how: Weighting) ->
     _each(heads, heads.blocks(), body)
 
 
-def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array, part: Part, result: Array) -> None:
-    """``x @ v * factor`` of a block into the result (n, g, r, t, w)."""
+def _deliver(scratch: Scratch, x: Array, v: Array, factor: Array | float, part: Part, result: Array) -> None:
+    """``x @ v * factor`` of a block into the result (n, g, r, t, w); ``factor``: a number, or one for each row."""
     a, b, c, d = lengths(part)
     y = scratch.array("result", (a, b, c * d, v.shape[-1]))
     scratch.multiply(x, v[part.n, part.g, : part.seen], y)
-    shape = (a, b, c, d)
-    np.multiply(y.reshape(*shape, -1), factor.reshape(*shape, -1), out=result[part[:4]], casting="same_kind")
+    by_rows = y.dtype.type(factor) if isinstance(factor, float) else factor.reshape(a, b, c, d, 1)
+    np.multiply(y.reshape(a, b, c, d, -1), by_rows, out=result[part[:4]], casting="same_kind")
 
 
 def tangent(
@@ -289,8 +303,7 @@ def tangent(
             x.reshape(-1, part.seen)[blind] = 0
         if how.p:
             np.multiply(x, scratch.kept(part, key, counter), out=x)
-        factor = np.full((*x.shape[:-1], 1), how.inflation if how.p else 1, heads.wide)
-        _deliver(scratch, x, heads.v, factor, part, result)
+        _deliver(scratch, x, heads.v, how.inflation if how.p else 1.0, part, result)
 
     _each(heads, heads.blocks(), body)
 
@@ -361,12 +374,11 @@ class _Back:
     mask: Array | None
 
     def family(self, scratch: Scratch, family: tuple[slice, slice]) -> None:
-        """Those of one family, block by block."""
-        parts = self.heads.parts(family)
-        for part in parts:
-            self._part(scratch, part, alone=len(parts) == 1)
+        """Those of one family, block by block: at first the last one, which sees all keys that any of them sees."""
+        for i, part in enumerate(reversed(self.heads.parts(family))):
+            self._part(scratch, part, first=i == 0)
 
-    def _part(self, scratch: Scratch, part: Part, alone: bool) -> None:
+    def _part(self, scratch: Scratch, part: Part, first: bool) -> None:
         heads, how = self.heads, self.heads.how
         queries = scratch.copied("q", heads.q, part, how.scale)
         g = scratch.copied("g", self.g, part)
@@ -375,7 +387,7 @@ class _Back:
         kept = scratch.kept(part, *self.stream) if how.p else None
         y = scratch.array("tangents", x.shape)
         if self.v is not None:
-            self._add(scratch, self.v, _dropped(x, kept, how, y), g, part, alone)
+            self._add(scratch, self.v, _dropped(x, kept, how, y), g, part, first)
         if self.q is None and self.k is None and self.mask is None:
             return
         scratch.multiply(g, scratch.turned("values", heads.v, part), y)
@@ -385,10 +397,9 @@ class _Back:
         if blind is not None:
             y.reshape(-1, part.seen)[blind] = 0
         if self.q is not None:
-            factor = np.full((*y.shape[:-1], 1), how.scale, heads.wide)
-            _deliver(scratch, y, heads.k, factor, part, self.q)
+            _deliver(scratch, y, heads.k, how.scale, part, self.q)
         if self.k is not None:
-            self._add(scratch, self.k, y, queries, part, alone)
+            self._add(scratch, self.k, y, queries, part, first)
         if self.mask is not None:
             self._gather(y.reshape(*lengths(part), part.seen), part)
 
@@ -404,10 +415,10 @@ class _Back:
         return np.einsum("abcdw,abcdw->abcd", g.reshape(rows.shape), rows).reshape(*g.shape[:-1], 1)
 
     @staticmethod
-    def _add(scratch: Scratch, total: Array, x: Array, rows: Array, part: Part, alone: bool) -> None:
-        """Add ``x' rows`` to the sums of the keys that the block sees."""
+    def _add(scratch: Scratch, total: Array, x: Array, rows: Array, part: Part, first: bool) -> None:
+        """Add ``x' rows`` to the sums of the keys that the block sees, which are 0 before the ``first`` block."""
         to = total[part.n, part.g, : part.seen]
-        if alone:
+        if first:
             scratch.multiply(x.swapaxes(-1, -2), rows, to)
         else:
             more = scratch.array("sum", to.shape)

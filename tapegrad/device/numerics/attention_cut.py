@@ -60,22 +60,23 @@ class Cut(NamedTuple):
         """Of (examples, groups, heads of a group, queries, keys)."""
         n, g, r, t, s = shape
         causal = how.causal and not (how.masked != "none" and how.blind == "mean")
-        scores = max(1, r * t * s)
-        if g * scores <= _BLOCK:
-            n, g = min(n, _BLOCK // (g * scores) if g else 1), g
-        else:
-            n, g = min(n, 1), min(g, max(1, _BLOCK // scores))
         rows = t
         if t * s > _BLOCK or causal:
-            rows = max(_LEAST_ROWS, min(_BLOCK // max(1, s), t // 4 if causal else t))
-        return cls(max(1, n), max(1, g), max(1, min(r, _BLOCK // max(1, t * s))), max(1, min(t, rows)), causal)
+            rows = min(t, max(_LEAST_ROWS, min(_BLOCK // max(1, s), t // 4 if causal else t)))
+        scores = max(1, r * t * s)
+        if g * scores <= _BLOCK:
+            scores = max(1, g * r * rows * s)  # of one example
+            n = min(n, _BLOCK // scores)
+        else:
+            n, g = min(n, 1), min(g, max(1, _BLOCK // scores))
+        return cls(max(1, n), max(1, g), max(1, min(r, _BLOCK // max(1, t * s))), max(1, rows), causal)
 
     def families(self, shape: Shape) -> list[tuple[slice, slice]]:
         """Examples and groups of each."""
         return [(a, b) for a in _steps(shape[0], self.n) for b in _steps(shape[1], self.g)]
 
     def parts(self, shape: Shape, family: tuple[slice, slice]) -> list[Part]:
-        """The blocks of a family, in the order in which their sums are taken."""
+        """The blocks of a family; none sees more keys than the last one."""
         _, _, r, t, s = shape
         pairs = [(c, d) for c in _steps(r, self.r) for d in _steps(t, self.t)]
         return [Part(*family, c, d, min(s, d.stop) if self.causal else s) for c, d in pairs]

@@ -5,7 +5,7 @@ The cut depends on the shape alone, so no result depends on the number of thread
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 from tapegrad.device import threads
@@ -32,7 +32,7 @@ def matrices(xp: Namespace, x: Array, ndim: int) -> Array:
     return xp.reshape(xp.ascontiguousarray(x), (prod(x.shape[:lead]), prod(x.shape[lead:-1]), x.shape[-1]))
 
 
-def by_blocks(xp: Namespace, x: Array, scratch: tuple[DType, ...], body: Callable[..., None]) -> None:
+def by_blocks(xp: Namespace, x: Array, scratch: Sequence[DType], body: Callable[..., None]) -> None:
     """Call ``body(block number, slice of rows, *scratch)`` for each block of ``x``; ``scratch``: dtypes of arrays."""
     rows, width = x.shape
     step = rows_per_block(width)

@@ -20,7 +20,8 @@ from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
-from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, row_dots, row_sums, rows_per_block
+from tapegrad.ops.rows._layer_norm import block_of
+from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, rows_per_block
 from tapegrad.ops.shape.blocks import reshaped, slice_p, whole
 from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, reshape, sum_to
@@ -45,27 +46,14 @@ def _infer_in_x(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: floa
     return g
 
 
-def _normalize(xp: Namespace, x: Array, eps: float, centred: Array, spare: Array) -> Array:
-    """Rows of ``x`` less their mean, times the reciprocal deviation, into ``centred``; returns the latter.
-
-    The variance is that of the centred values: one more pass, but no cancellation.
-    """
-    width = x.shape[-1]
-    xp.subtract(x, row_sums(xp, x, centred.dtype) / width, out=centred)
-    rstd = 1 / xp.sqrt(row_dots(xp, centred, centred, spare) / width + centred.dtype.type(eps))
-    xp.multiply(centred, rstd, out=centred)
-    return rstd
-
-
 def _run_layer_norm(xp: Namespace, x: Array, gamma: Array, beta: Array, *, out: Array, eps: float) -> None:
-    x, result, wide = matrix(xp, x), matrix(xp, out), accumulator(out.dtype)
+    x, result = matrix(xp, x), matrix(xp, out)
+    block = block_of(xp, x, eps)
 
-    def body(number: int, rows: slice, centred: Array, spare: Array) -> None:
-        _normalize(xp, x[rows], eps, centred, spare)
-        xp.multiply(centred, gamma, out=centred)
-        xp.add(centred, beta, out=result[rows], casting="same_kind")
+    def body(number: int, rows: slice, *scratch: Array) -> None:
+        block.forward(x[rows], gamma, beta, result[rows], scratch)
 
-    by_blocks(xp, x, (wide, wide), body)
+    by_blocks(xp, x, block.dtypes, body)
 
 
 def _pull_layer_norm(
@@ -123,28 +111,13 @@ def _scaled(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def _run_in_x(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
-    gs, results, wide = matrices(xp, g, x.ndim), matrices(xp, out, x.ndim), accumulator(out.dtype)
-    x = matrix(xp, x)
+    gs, results, x = matrices(xp, g, x.ndim), matrices(xp, out, x.ndim), matrix(xp, x)
+    block = block_of(xp, x, eps)
 
-    def body(number: int, rows: slice, h: Array, d: Array, spare: Array) -> None:
-        rstd = _normalize(xp, x[rows], eps, h, spare)
-        for g, result in zip(gs, results):
-            _pull_rows(xp, h, g[rows], gamma, rstd, d, spare, result[rows])
+    def body(number: int, rows: slice, *scratch: Array) -> None:
+        block.backward(x[rows], gamma, gs[:, rows], results[:, rows], None, scratch)
 
-    by_blocks(xp, x, (wide, wide, wide), body)
-
-
-def _pull_rows(
-    xp: Namespace, h: Array, g: Array, gamma: Array, rstd: Array, d: Array, spare: Array, result: Array
-) -> None:
-    """The cotangent of some rows, of which ``h`` are the normalized ones; d and spare: scratch."""
-    width = h.shape[-1]
-    xp.multiply(g, gamma, out=d, dtype=d.dtype)
-    along = row_dots(xp, d, h, spare) / width
-    xp.subtract(d, row_sums(xp, d, d.dtype) / width, out=d)
-    xp.multiply(h, along, out=spare)
-    xp.subtract(d, spare, out=d)
-    xp.multiply(d, rstd, out=result, casting="same_kind")
+    by_blocks(xp, x, block.dtypes, body)
 
 
 def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
@@ -206,18 +179,21 @@ def _ones(x: Tensor) -> Tensor:
 
 
 def _run_in_gamma(xp: Namespace, x: Array, g: Array, *, out: Array, eps: float) -> None:
-    gs, x, wide = matrices(xp, g, x.ndim), matrix(xp, x), accumulator(out.dtype)
+    gs, x = matrices(xp, g, x.ndim), matrix(xp, x)
+    block, sums = block_of(xp, x, eps), _sums_of_blocks(xp, x, len(gs))
+    ones = xp.ones(x.shape[-1:], x.dtype)
+
+    def body(number: int, rows: slice, *scratch: Array) -> None:
+        block.backward(x[rows], ones, gs[:, rows], None, sums[number], scratch)
+
+    by_blocks(xp, x, block.dtypes, body)
+    xp.copyto(out, xp.reshape(xp.add.reduce(sums, axis=0)[:, 0], out.shape), casting="unsafe")
+
+
+def _sums_of_blocks(xp: Namespace, x: Array, n: int) -> Array:
+    """Where each block of rows of ``x`` leaves its sums over rows for gamma and beta, for each of ``n`` cotangents."""
     rows, width = x.shape
-    parts = xp.empty((-(-rows // rows_per_block(width)), len(gs), width), wide)
-
-    def body(number: int, rows: slice, h: Array, spare: Array) -> None:
-        _normalize(xp, x[rows], eps, h, spare)
-        for g, part in zip(gs, parts[number]):
-            xp.multiply(h, g[rows], out=spare)
-            xp.add.reduce(spare, axis=0, out=part)
-
-    by_blocks(xp, x, (wide, wide), body)
-    xp.copyto(out, xp.reshape(xp.add.reduce(parts, axis=0), out.shape), casting="unsafe")
+    return xp.zeros((-(-rows // rows_per_block(width)), n, 2, width), accumulator(x.dtype))
 
 
 def _as_rows(v: Tensor, x: Tensor) -> Tensor:
@@ -299,22 +275,16 @@ def _packed(of_x: Tensor, of_gamma: Tensor, of_beta: Tensor) -> Tensor:
 
 
 def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
-    gs, wide, size = matrices(xp, g, x.ndim), accumulator(out.dtype), x.size
-    packed = xp.reshape(out, (len(gs), out.shape[-1]))
-    x, width = matrix(xp, x), x.shape[-1]
+    gs, size = matrices(xp, g, x.ndim), x.size
+    packed, x = xp.reshape(out, (len(gs), out.shape[-1])), matrix(xp, x)
     results = xp.reshape(packed[:, :size], gs.shape)
-    sums = xp.zeros((-(-len(x) // rows_per_block(width)), len(gs), 2, width), wide)
+    block, sums = block_of(xp, x, eps), _sums_of_blocks(xp, x, len(gs))
 
-    def body(number: int, rows: slice, h: Array, d: Array, spare: Array) -> None:
-        rstd = _normalize(xp, x[rows], eps, h, spare)
-        for g, result, part in zip(gs, results, sums[number]):
-            xp.multiply(h, g[rows], out=spare)
-            xp.add.reduce(spare, axis=0, out=part[0])
-            xp.add.reduce(g[rows], axis=0, out=part[1], dtype=wide)
-            _pull_rows(xp, h, g[rows], gamma, rstd, d, spare, result[rows])
+    def body(number: int, rows: slice, *scratch: Array) -> None:
+        block.backward(x[rows], gamma, gs[:, rows], results[:, rows], sums[number], scratch)
 
-    by_blocks(xp, x, (wide, wide, wide), body)
-    xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), 2 * width)), casting="unsafe")
+    by_blocks(xp, x, block.dtypes, body)
+    xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), -1)), casting="unsafe")
 
 
 @remembered

@@ -1,4 +1,4 @@
-"""What the blocks of attention compute in: as many bytes as they say, and whole coverage of all scores."""
+"""The blocks of attention: as many bytes as they say, whole coverage of all scores, and the sums over them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tapegrad.device import threads
 from tapegrad.device.numerics import attention as blocks
-from tapegrad.device.numerics.attention_cut import Cut, Weighting
+from tapegrad.device.numerics.attention_cut import Cut, Weighting, lengths
 
 # lead, queries, heads, keys, groups, width of keys, of values
 SHAPES = [
@@ -68,3 +68,41 @@ def test_blocks_cover_each_query_once(shape, how):
             times[part[:4]] += 1
             assert part.seen == (min(s, part.t.stop) if how.causal else s)
     assert (times == 1).all()
+
+
+@pytest.mark.parametrize(("shape", "how"), list(itertools.product([*SHAPES, ((9,), 130, 2, 130, 2, 8, 8)], CAUSAL)))
+def test_blocks_have_no_more_scores_than_fit_a_cache(shape, how):
+    """But for rows that are longer, of which a block has 64."""
+    lead, t, h, s, g, _, _ = shape
+    whole = (int(np.prod(lead)), g, h // g, t, s)
+    cut = Cut.of(whole, how)
+    most = max(np.prod(lengths(part)) * s for family in cut.families(whole) for part in cut.parts(whole, family))
+    assert most <= max(65536, 64 * s)
+
+
+@pytest.mark.parametrize("how", CAUSAL)
+@pytest.mark.parametrize(("t", "s", "heads", "groups"), [(150, 150, 4, 1), (70, 600, 4, 2), (260, 300, 2, 1)])
+def test_sums_over_the_blocks_of_a_family(t, s, heads, groups, how):
+    """Cotangents of keys and values, which several blocks of queries see, beside those of whole matrices."""
+    rng = np.random.default_rng(0)
+    q, k, v, ct = (
+        rng.normal(size=n) for n in ((3, t, heads, 5), (3, s, groups, 5), (3, s, groups, 6), (3, t, heads, 6))
+    )
+    whole = (3, groups, heads // groups, t, s)
+    assert len(Cut.of(whole, how).parts(whole, Cut.of(whole, how).families(whole)[0])) > 1
+    packed = np.empty(q.size + k.size + v.size)
+    blocks.backward(q, k, v, np.zeros((), bool), ct, packed, how, 0, 0, (0, 1, 2))
+    of_head = np.arange(heads) // (heads // groups)
+    keys, values = k[:, :, of_head], v[:, :, of_head]
+    scores = np.einsum("nthk,nshk->nhts", q, keys) * how.scale
+    if how.causal:
+        scores[..., np.arange(s) > np.arange(t)[:, None]] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    back = np.einsum("nthw,nshw->nhts", ct, values)
+    of_scores = weights * (back - (weights * back).sum(-1, keepdims=True)) * how.scale
+    each = np.einsum("nhts,nthk->nshk", of_scores, q), np.einsum("nhts,nthw->nshw", weights, ct)
+    of_k, of_v = (np.stack([x[:, :, of_head == i].sum(2) for i in range(groups)], axis=2) for x in each)
+    of_q = np.einsum("nhts,nshk->nthk", of_scores, keys)
+    wanted = np.concatenate([x.reshape(-1) for x in (of_q, of_k, of_v)])
+    np.testing.assert_allclose(packed, wanted, rtol=1e-9, atol=1e-11)

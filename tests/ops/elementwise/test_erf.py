@@ -1,4 +1,4 @@
-"""erf and erfc in array operations: accuracy, special values, and bits that do not depend on the tiling."""
+"""erf, erfc, GELU and its derivative in array operations: accuracy, special values, bits that no tiling changes."""
 
 import math
 import threading
@@ -10,7 +10,7 @@ import tapegrad as tg
 from tapegrad.core.primitive import REGISTRY
 from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import bind
-from tapegrad.ops.elementwise._erf import erf, erfc
+from tapegrad.ops.elementwise._erf import erf, erfc, gelu, gelu_slope
 from tapegrad.tensor import from_array
 
 ORACLE = {erf: np.vectorize(math.erf, otypes=[np.float64]), erfc: np.vectorize(math.erfc, otypes=[np.float64])}
@@ -23,6 +23,7 @@ BOUND = {
 }
 
 both = pytest.mark.parametrize("function", [erf, erfc])
+all_four = pytest.mark.parametrize("function", [erf, erfc, gelu, gelu_slope])
 every_dtype = pytest.mark.parametrize("dtype", [np.float32, np.float64])  # what they are given: half types as float32
 
 
@@ -60,6 +61,34 @@ def test_accuracy_is_within_the_stated_bound(function, dtype, rng):
     error = error_in_ulp(apply(function, x), want, dtype)
     worst = error.argmax()
     assert error[worst] <= BOUND[function, dtype], f"{error[worst]} ulp at {x[worst]!r}"
+
+
+def phi(x):
+    """The normal distribution's cumulative function."""
+    return ORACLE[erfc](x / -math.sqrt(2)) / 2
+
+
+def slope(x):
+    return phi(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+@every_dtype
+def test_gelu_and_its_slope_keep_the_precision_of_the_tail(dtype, rng):
+    """Where the slope is not near its root, at -0.75."""
+    x = np.concatenate([rng.uniform(-13, 13, 20_000), rng.uniform(-2, 2, 20_000)]).astype(dtype)
+    wide = x.astype(np.float64)
+    for function, wanted, bound in ((gelu, wide * phi(wide), 8), (gelu_slope, slope(wide), 12)):
+        error = error_in_ulp(apply(function, x), wanted, dtype) / (1 + wide * wide / 4)
+        far = np.abs(wide + 0.7518) > (0.2 if function is gelu_slope else 0)
+        worst = np.where(far, error, 0).argmax()
+        assert error[worst] <= bound, f"{function.__name__}: {error[worst]} ulp at {x[worst]!r}"
+
+
+@every_dtype
+def test_special_values_of_gelu(dtype):
+    x = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 40.0, -40.0], dtype)
+    np.testing.assert_array_equal(apply(gelu, x), np.array([np.inf, 0, np.nan, 0, 0, 40, 0], dtype))
+    np.testing.assert_array_equal(apply(gelu_slope, x), np.array([1, 0, np.nan, 0.5, 0.5, 1, 0], dtype))
 
 
 def test_float32_accuracy_at_every_exponent():
@@ -114,7 +143,7 @@ def test_symmetry_and_range(dtype, rng):
     assert y.min() == 0 and y.max() == 2
 
 
-@both
+@all_four
 @every_dtype
 @pytest.mark.parametrize("errors", ["raise", "ignore"])
 def test_no_floating_point_error_escapes(function, dtype, errors, rng):
@@ -125,7 +154,7 @@ def test_no_floating_point_error_escapes(function, dtype, errors, rng):
         np.testing.assert_array_equal(bits(apply(function, x)), bits(want))
 
 
-@both
+@all_four
 @every_dtype
 def test_bits_do_not_depend_on_position_or_length(function, dtype, rng):
     x = samples(dtype, rng, n=4 * 70_001)
@@ -140,7 +169,7 @@ def test_bits_do_not_depend_on_position_or_length(function, dtype, rng):
             np.testing.assert_array_equal(bits(apply(function, room)), whole[part])
 
 
-@both
+@all_four
 @every_dtype
 def test_every_element_alone_has_the_bits_of_the_whole(function, dtype, rng):
     x = samples(dtype, rng, n=2000)
@@ -157,7 +186,7 @@ def test_in_place(function, dtype, rng):
     np.testing.assert_array_equal(bits(x), bits(want))
 
 
-@both
+@all_four
 @every_dtype
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 4)])
 def test_shapes(function, dtype, shape):
@@ -167,7 +196,7 @@ def test_shapes(function, dtype, shape):
     np.testing.assert_array_equal(out, apply(function, np.full(1, 0.75, dtype))[0])
 
 
-@both
+@all_four
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_threads_do_not_share_scratch(function, dtype, rng):
     x = [samples(dtype, rng, n=100_000) for _ in range(4)]

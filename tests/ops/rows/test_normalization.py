@@ -1,4 +1,4 @@
-"""layer_norm: values, gradients to third order, precision, memory, messages."""
+"""layer_norm, by oneDNN and by NumPy's passes: values, gradients to third order, precision, memory, messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.device import threads
+from tapegrad.device import onednn, threads
 from tapegrad.errors import ShapeError
+from tapegrad.ops.rows import _layer_norm
 from tapegrad.tensor import from_array
 from tapegrad.testing import check_grads
 
@@ -18,11 +19,62 @@ def reference(x, gamma, beta, eps=1e-5):
     return c / np.sqrt((c * c).mean(-1, keepdims=True) + eps) * gamma + beta
 
 
-@pytest.fixture(autouse=True)
-def settings():
+@pytest.fixture(autouse=True, params=["oneDNN", "NumPy"])
+def way(request, monkeypatch):
+    """Of float32, which oneDNN takes."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(onednn, "library", lambda: None)
+    elif onednn.library() is None:
+        pytest.skip("oneDNN is not installed")
     count = threads.get_num_threads()
-    yield
+    yield request.param
     threads.set_num_threads(count)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_each_way_is_taken(way, dtype, monkeypatch, rng):
+    found = []
+    for kind in (_layer_norm._ByOneDNN, _layer_norm._Passes):
+        monkeypatch.setattr(
+            kind, "forward", lambda self, *_, forward=kind.forward: found.append(type(self)) or forward(self, *_)
+        )
+    x = rng.normal(size=(3, 4)).astype(dtype)
+    tg.layer_norm(x, x[0], x[1]).numpy()
+    assert found == [_layer_norm._ByOneDNN if (way, dtype) == ("oneDNN", "float32") else _layer_norm._Passes]
+
+
+def test_both_ways_agree_in_blocks_of_any_number_of_rows(rng):
+    """Also in those that have fewer rows than the first."""
+    for shape in ((1, 1), (3, 17), (700, 300), (5, 40_000), (2, 70_001)):
+        x, ct = (rng.normal(size=shape).astype("float32") for _ in range(2))
+        gamma, beta = (rng.normal(size=shape[1:]).astype("float32") for _ in range(2))
+        y, gs = tg.vjp(tg.layer_norm, x, gamma, beta)
+        wide = [v.astype("float64") for v in (x, gamma, beta)]
+        wanted, wanted_gs = tg.vjp(tg.layer_norm, *wide)
+        np.testing.assert_allclose(y.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-4)
+        for got, want in zip(gs(ct), wanted_gs(ct.astype("float64")), strict=True):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-3, atol=2e-4)
+
+
+def test_a_row_has_the_same_bits_among_others(rng):
+    x, ct = (rng.normal(size=(1000, 130)).astype("float32") for _ in range(2))
+    gamma = rng.normal(size=130).astype("float32")
+    of = lambda x, ct: [
+        v.numpy() for v in (tg.layer_norm(x, gamma, gamma), tg.vjp(tg.layer_norm, x, gamma, gamma)[1](ct)[0])
+    ]
+    for part in (slice(1), slice(3, 10), slice(400, 999)):
+        for whole, some in zip(of(x, ct), of(x[part], ct[part]), strict=True):
+            np.testing.assert_array_equal(whole[part], some)
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row(rng):
+    x, ct = (rng.normal(size=(6, 20)).astype("float32") for _ in range(2))
+    x[1, 3], x[4, 0] = np.nan, np.inf
+    ones = np.ones(20, "float32")
+    with np.errstate(invalid="ignore"):
+        y, pull = tg.vjp(tg.layer_norm, x, ones, ones)
+        for rows in (y, pull(ct)[0]):
+            np.testing.assert_array_equal(np.isfinite(rows.numpy()).all(axis=1), [True, False, True, True, False, True])
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5,), (2, 3, 4), (4, 1), (300, 257), (2, 70001)])
