@@ -41,10 +41,12 @@ from tapegrad.program.memory import (
     same_bits,
 )
 from tapegrad.program.outside import Outside, Place, places
-from tapegrad.program.program import SMALL, Kind, Layouts, Program, Slot, View, Write, results
+from tapegrad.program.program import SMALL, Kind, Layouts, Output, Program, Slot, View, Write, results
 from tapegrad.program.report import report_of
 from tapegrad.tensor import Tensor
 
+_NAMES = ("function",)
+"""By which primitives a budget is told that results are made."""
 _ALIGNED = 16
 """Bytes that one load of a kernel reads."""
 
@@ -94,6 +96,7 @@ class Replay:
             for cell, owner, view in program.reads
             if not self._is_large(view) and id(view.slot) in read
         ]
+        self._targets = [target for _, _, (target, _) in self._small] + [target for _, target in self._arguments]
         self._large = {cell: (owner, view) for cell, owner, view in program.reads if self._is_large(view)}
         self._contents: dict[Cell, Buffer] = {}
         self._moved: set[int] = set()
@@ -109,6 +112,7 @@ class Replay:
         self._bring = partial(several, device.xp)
         self._unsure = [step.made for step in program.steps if step.made is not None]
         self._outputs, self._written = ([self._bound(x.view) for x in xs] for xs in (program.outputs, program.writes))
+        self._answers = [self._answer(*pair) for pair in zip(program.outputs, self._outputs, strict=True)]
 
     def _is_large(self, view: View) -> bool:
         """Whether a variable is read where it lies: on a GPU all are but 0-d ones, which may be numbers on the host."""
@@ -234,19 +238,19 @@ class Replay:
     def _begin(self, tensors: Sequence[Tensor]) -> None:
         """What comes from outside is where the works read it."""
         self._bind()
-        pairs: list[tuple[Array, Any]] = []
-        for cell, owner, (target, order) in self._small:
+        arrays: list[Any] = []
+        for cell, owner, (_, order) in self._small:
             array = array_of(cell.get(owner))
             if _order(array) != order:
                 _require_order(array, order, owner)
-            pairs.append((target, array))
+            arrays.append(array)
         for position, target in self._arguments:
             array = tensors[position]._buffer.array
             if array is None or array.shape != target.shape:
                 array = self._laid(tensors[position], target)
-            pairs.append((target, array))
-        if pairs:
-            self._bring(pairs)
+            arrays.append(array)
+        if arrays:
+            self._bring(self._targets, arrays)
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
         self._numbers.fill()
@@ -255,20 +259,24 @@ class Replay:
         """The leaves of the result, or the first ``count`` of them: the caller's own."""
         leaves: list[Any] = []
         written, self._fresh = self._fresh, {}
-        for i, (output, array) in enumerate(zip(self.program.outputs[:count], self._outputs[:count], strict=True)):
+        in_room = account.current.in_room
+        for i, (output, array, copy, avals) in enumerate(self._answers[:count]):
             if output.argument is not None:
                 leaves.append(tensors[output.argument])
             elif i in written:
                 leaves.append(Tensor(written[i]))
+            elif array is None:
+                leaves.append(output.value)
             else:
-                if isinstance(array, View):
+                if type(array) is View:
                     array = self.memory.array(array)
-                if array is None:
-                    leaves.append(output.value)
-                else:
-                    aval: Any = output.aval
-                    leaves.append(Tensor(account.current.in_room((aval,), ("function",), _copy, array, aval)))
+                leaves.append(Tensor(in_room(avals, _NAMES, copy, array, *avals)))
         return leaves
+
+    def _answer(self, output: Output, array: Any) -> tuple[Output, Any, Callable[..., Buffer], tuple[Any, ...]]:
+        """A result, what is bound for it, and how it is copied for the caller."""
+        small = is_array(array) and not self._device.lazy and array.nbytes <= SMALL and array.flags.c_contiguous
+        return output, array, _copy_of_small if small else _copy, (output.aval,)
 
     def told(self, tensors: Sequence[Tensor]) -> tuple[list[Any], list[tuple[Write, Any]]]:
         """The bits of the results, as ``bits_of`` tells, and of what is to be written to each cell."""
@@ -407,22 +415,22 @@ class MislaidError(Exception):
 
 def _bring(xp: Namespace, target: Array, array: Any) -> None:
     """Copy an array, or a number on the host, to its place beside a GPU's memory or in it."""
-    _bring_all(xp, ((target, array),))
+    _bring_all(xp, (target,), (array,))
 
 
-def _bring_all(xp: Namespace, pairs: Sequence[tuple[Array, Any]]) -> None:
+def _bring_all(xp: Namespace, targets: Sequence[Array], arrays: Sequence[Any]) -> None:
     """As :func:`_bring`, of several arrays."""
     host = CPU.xp.ndarray
-    for target, array in pairs:
+    for target, array in zip(targets, arrays, strict=True):
         if type(array) is HostScalar:
             target.fill(array.value)
         else:
             (CPU.xp if isinstance(target, host) else xp).copyto(target, array)
 
 
-def _copy_all(xp: Namespace, pairs: Sequence[tuple[Array, Any]]) -> None:
-    for target, array in pairs:
-        xp.copyto(target, array)
+def _copy_all(xp: Namespace, targets: Sequence[Array], arrays: Sequence[Any]) -> None:
+    for _ in map(xp.copyto, targets, arrays):
+        pass
 
 
 def _order(array: Any) -> tuple[int, ...] | None:
@@ -463,10 +471,15 @@ def _is_ours(cell: Cell, contents: dict[Cell, Buffer]) -> bool:
     return elsewhere([contents[cell]]) == [2]
 
 
+def _copy_of_small(array: Array, aval: Any) -> Buffer:
+    """As :func:`_copy`, of a small contiguous array on a CPU."""
+    return Buffer(array.copy(), leaf(aval))
+
+
 def _copy(array: Array, aval: Any) -> Buffer:
     """A buffer of its own with the value of ``array``."""
     if array.nbytes <= SMALL and not aval.device.lazy and array.flags.c_contiguous:
-        return Buffer(array.copy(), leaf(aval))
+        return _copy_of_small(array, aval)
     out = laid_like(array, aval.device)
     aval.device.call(aval.device.xp.copyto, out, array)
     return Buffer(out, leaf(aval))

@@ -25,11 +25,12 @@ def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[An
     plain: it is known that all arguments are tensors, given by position.
     """
     plain = plain or are_tensors(args, named)
+    leaves, shape = (args, len(args)) if plain else _of_states(args, named) or _of_any(args, named)
     tensors: list[Tensor] = []
     positions: dict[int, int] = {}
     held: list[Any] = []
     parts: list[Any] = []
-    for x in args if plain else nest.flatten((args, named) if named else args):
+    for x in leaves:
         if type(x) is Tensor:
             buffer = x._buffer
             aval, array = buffer.node.aval, buffer.array
@@ -41,8 +42,33 @@ def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[An
         else:
             parts.append((type(x), id(x)))
             held.append(x)
-    shape = len(args) if plain else (nest.structure(args), nest.structure(named) if named else None)
     return (shape, tuple(parts), threads.crew.count, thread.autocasts[-1:], precision()), tuple(held), tensors
+
+
+def _of_states(args: Any, named: Any) -> tuple[list[Any], Any] | None:
+    """Of tensors and plain tuples of tensors, given by position: the leaves, and how many each argument has.
+
+    A loop's state is most often such a tuple; this takes a third of the time that any structure takes.
+    """
+    if named:
+        return None
+    leaves: list[Any] = []
+    counts: list[int] = []
+    for x in args:
+        if type(x) is Tensor:
+            leaves.append(x)
+            counts.append(-1)
+        elif type(x) is tuple and {Tensor}.issuperset(map(type, x)):
+            leaves += x
+            counts.append(len(x))
+        else:
+            return None
+    return leaves, tuple(counts)
+
+
+def _of_any(args: Any, named: Any) -> tuple[list[Any], Any]:
+    leaves = nest.flatten((args, named) if named else args)
+    return leaves, (nest.structure(args), nest.structure(named) if named else None)
 
 
 def advice(entries: dict[Any, Any], key: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tapegrad.device.numerics import bits
 from tapegrad.memory.checkpoint.checkpoint import HostDraws
@@ -38,13 +38,12 @@ class LoopDraws(HostDraws):
     def _hash(self) -> tuple[int, ...]:
         return hash(bits.words_mark()), hash(bits.python_mark())
 
-    @contextmanager
-    def resumed(self, here: Position) -> Iterator[None]:
+    def resumed(self, here: Position) -> AbstractContextManager[None]:
         """Steps rerun from ``here``, which moves on; afterwards the generators are as they were."""
-        if not self.moved:
-            with self.repeated():
-                yield
-            return
+        return self._resumed(here) if self.moved else self.repeated()
+
+    @contextmanager
+    def _resumed(self, here: Position) -> Iterator[None]:
         now = bits.set_host_state(here.random or self._begun, self.moved)
         try:
             self._last = self._hash()
