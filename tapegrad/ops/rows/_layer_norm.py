@@ -6,6 +6,7 @@ Both compute each row by itself, and sums over the rows of a block, of which the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics.conv_products import address
 from tapegrad.device.onednn import OneDNN, Primitive
 from tapegrad.device.types import Array, DType, Namespace
-from tapegrad.ops.rows._rows import row_dots, row_sums
+from tapegrad.ops.rows._rows import row_dots, row_sums, rows_per_block
 
 
 class Block(Protocol):
@@ -37,8 +38,12 @@ class Block(Protocol):
 
 def block_of(xp: Namespace, x: Array, eps: float) -> Block:
     """What computes blocks of rows of ``x``."""
-    library = onednn.library() if x.dtype == np.float32 and x.shape[-1] else None
-    return _Passes(xp, accumulator(x.dtype), eps) if library is None else _ByOneDNN(library, eps)
+    library, (rows, width) = onednn.library(), x.shape
+    if library is not None and x.dtype == np.float32 and x.size:
+        with suppress(onednn.UnsupportedError):
+            _codes(library, min(rows, rows_per_block(width)), width, eps)
+            return _ByOneDNN(library, eps)
+    return _Passes(xp, accumulator(x.dtype), eps)
 
 
 class _Passes:

@@ -43,6 +43,15 @@ def test_each_way_is_taken(way, dtype, monkeypatch, rng):
     assert found == [_layer_norm._ByOneDNN if (way, dtype) == ("oneDNN", "float32") else _layer_norm._Passes]
 
 
+def test_what_the_library_has_no_fast_code_for_is_left_to_numpy(way, monkeypatch, rng):
+    if way == "oneDNN":
+        monkeypatch.setattr(_layer_norm._ByOneDNN, "forward", None)
+        monkeypatch.setattr(onednn, "_SLOW", (b"",))
+        _layer_norm._codes.cache_clear()
+    x = rng.normal(size=(3, 4)).astype("float32")
+    np.testing.assert_allclose(tg.layer_norm(x, x[0], x[1]).numpy(), reference(x, x[0], x[1]), rtol=1e-5, atol=1e-5)
+
+
 def test_both_ways_agree_in_blocks_of_any_number_of_rows(rng):
     """Also in those that have fewer rows than the first."""
     for shape in ((1, 1), (3, 17), (700, 300), (5, 40_000), (2, 70_001)):
