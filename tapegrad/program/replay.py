@@ -96,7 +96,6 @@ class Replay:
             for cell, owner, view in program.reads
             if not self._is_large(view) and id(view.slot) in read
         ]
-        self._targets = [target for _, _, (target, _) in self._small] + [target for _, target in self._arguments]
         self._large = {cell: (owner, view) for cell, owner, view in program.reads if self._is_large(view)}
         self._contents: dict[Cell, Buffer] = {}
         self._moved: set[int] = set()
@@ -239,18 +238,21 @@ class Replay:
         """What comes from outside is where the works read it."""
         self._bind()
         arrays: list[Any] = []
-        for cell, owner, (_, order) in self._small:
+        targets: list[Array] = []
+        for cell, owner, (target, order) in self._small:
             array = array_of(cell.get(owner))
             if _order(array) != order:
                 _require_order(array, order, owner)
             arrays.append(array)
+            targets.append(target)
         for position, target in self._arguments:
             array = tensors[position]._buffer.array
             if array is None or array.shape != target.shape:
                 array = self._laid(tensors[position], target)
             arrays.append(array)
+            targets.append(target)
         if arrays:
-            self._bring(self._targets, arrays)
+            self._bring(targets, arrays)
         for stream in self.program.streams:
             stream.now[:] = stream.cell.get()
         self._numbers.fill()
@@ -479,7 +481,7 @@ def _copy_of_small(array: Array, aval: Any) -> Buffer:
 def _copy(array: Array, aval: Any) -> Buffer:
     """A buffer of its own with the value of ``array``."""
     if array.nbytes <= SMALL and not aval.device.lazy and array.flags.c_contiguous:
-        return _copy_of_small(array, aval)
+        return Buffer(array.copy(), leaf(aval))
     out = laid_like(array, aval.device)
     aval.device.call(aval.device.xp.copyto, out, array)
     return Buffer(out, leaf(aval))
