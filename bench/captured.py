@@ -27,8 +27,8 @@ import common
 Runs = dict[str, Callable[[], Any]]
 DT = 0.1
 CLASSES = {
-    "matmul": "products", "gelu": "GELU and its derivative", "layer_norm": "layer norm", "softmax": "softmax",
-    "where": "the mask", "update": "Adam", "reshape": "copies of heads", "": "other elementwise works and sums",
+    "matmul": "products", "attention": "attention", "gelu": "GELU and its derivative", "layer_norm": "layer norm",
+    "update": "Adam", "sqrt": "Adam", "": "additions, sums and others",
 }  # fmt: skip
 """What classes of works are called, by a part of a primitive's name; the first that fits counts."""
 
