@@ -11,7 +11,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.state import during, thread
 from tapegrad.errors import NoGradientError
 from tapegrad.ops.reduce.reductions import sum
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, materialize
 
 Pull = Callable[..., Sequence[Tensor | None]]
 
@@ -47,4 +47,9 @@ def transposed(pull: Pull, avals: Sequence[ShapedArray], tangents: Sequence[Tens
 def _inner(xs: Sequence[Tensor | None], ys: Sequence[Tensor]) -> float:
     """The inner product over all real pairs, as a number: 0 in a dry run, which does the works all the same."""
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and x.dtype.kind != "c"]
-    return math.fsum(thread.executor.in_earnest(sum(x * y).item, 0.0) for x, y in pairs)
+    return math.fsum(_number(sum(x * y)) for x, y in pairs)
+
+
+def _number(total: Tensor) -> float:
+    materialize(total)  # a sum of one number alone is no reduction, and would wait for whoever asks
+    return thread.executor.in_earnest(total.item, 0.0)

@@ -276,6 +276,16 @@ def test_forward_mode_through_a_rule_takes_what_the_check_of_the_rule_takes(wher
     exact(lambda x: tg.jvp(f, (x,), (x * 2.0,)), tensor(rows, 64), fits=0)
     exact(lambda x: tg.hvp(f, x, x * 2.0), tensor(rows, 64), fits=0)
     exact(lambda x: tg.jvp(tg.grad(f), (x,), (x * 2.0,)), tensor(rows, 64), fits=0)
+    of_one = lambda x: product(tg.sum(x), tg.tanh(tg.sum(x)))
+    exact(lambda x: tg.jvp(of_one, (x,), (x * 2.0,)), tensor(rows, 64), fits=0)
+
+
+def test_checks_that_read_values_take_what_they_take(where: str) -> None:
+    """Whether weights vanish, and numbers are in range: what is read is computed, in a dry run too."""
+    numbers = tg.asarray(np.arange(300) % 7)
+    exact(lambda x: tg.average(x, axis=0, weights=tg.exp(x)), tensor(300, 64), fits=0)
+    exact(lambda x: tg.choose(numbers % 2, [x[0], x[1]]), tensor(2, 300), fits=0)
+    exact(lambda x: tg.unravel_index(numbers, (3, 3))[0] * x, tensor(300), fits=0)
 
 
 def test_second_order_by_nested_tapes(where: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapegrad.core.aval import Shape
-from tapegrad.core.state import unrecorded
+from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.errors import IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange, zeros
@@ -116,8 +116,9 @@ def _order(op: str, order: str) -> int:
 
 
 def within(places: Tensor, n: int) -> bool:
-    """Whether all of ``places``, at least one, lie in ``[0, n)``."""
-    return 0 <= int(unrecorded(min_of, places).item()) <= int(unrecorded(max_of, places).item()) < n
+    """Whether all of ``places``, at least one, lie in ``[0, n)``; in a dry run, which does the works, that they do."""
+    least, most = unrecorded(min_of, places), unrecorded(max_of, places)
+    return thread.executor.decided(lambda: 0 <= int(least.item()) <= int(most.item()) < n, True)
 
 
 def unravel_index(indices: TensorLike, shape: int | Sequence[int], order: str = "C") -> tuple[Tensor, ...]:

@@ -46,7 +46,8 @@ def average(
     at_least = dtypes.float64 if x.dtype.kind in "biu" else w.dtype
     x, w = promote("average", (x, w), lambda d: dtypes.result_type(d, at_least))
     total = sum(w, axis=axes, keepdims=keepdims)
-    if thread.executor.decided(lambda: unrecorded(lambda: bool(any_of(equal(every(total), 0)))), False):
+    vanishes = unrecorded(lambda: any_of(equal(every(total), 0)))
+    if thread.executor.decided(lambda: bool(vanishes), False):
         raise ZeroWeightsError("average: the weights sum to 0, so there is no average")
     result = divide(sum(multiply(x, w), axis=axes, keepdims=keepdims), total)
     return (result, broadcast_to(total, result.shape)) if returned else result
