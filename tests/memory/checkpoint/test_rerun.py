@@ -1,0 +1,72 @@
+"""What a step of a loop may use of earlier ones: the state, and nothing else that a gradient would have to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from checks import bits_equal, c64, values, var64
+
+import tapegrad as tg
+from tapegrad.errors import RecomputeError
+from tapegrad.memory.checkpoint.loop import checkpointed_loop
+
+LATE = 3
+"""The step that uses what step 1 was given, which has not been the state since."""
+USES: dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]] = {
+    "an operand": lambda new, old, i: (new * old if i == LATE else new, new),
+    "the state": lambda new, old, i: (old if i == LATE else new, new),
+    "the output": lambda new, old, i: (new, old if i == LATE else new),
+}
+
+
+def gradients(uses: Callable[[Any, Any, Any], tuple[Any, Any]], loop: Callable[..., Any], sliced: bool) -> Any:
+    """Of a loop whose steps have each state of before at hand, in what it begins with and in a variable."""
+    x, w, states = c64([1.0, 2.0]), var64([0.5, 0.75]), dict[int, Any]()
+
+    def step(s: Any, i: int) -> tuple[Any, Any]:
+        states[i] = s
+        new = s * w * 2.0
+        return uses(tg.concat([new, s])[:2] if sliced else new, states[min(i, 1)], i)
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y, ys = loop(step, x)
+        loss = tg.sum(y) + tg.sum(ys * ys)
+    return values(tape.gradient(loss, [x, w]))
+
+
+def plain(step: Callable[..., Any], s: Any) -> tuple[Any, Any]:
+    outputs = []
+    for i in range(5):
+        s, y = step(s, i)
+        outputs.append(y)
+    return s, tg.stack(outputs)
+
+
+def checkpointed(step: Callable[..., Any], s: Any) -> tuple[Any, Any]:
+    return checkpointed_loop(step, s, 5, snapshots=2, outputs=True)
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_a_state_that_a_later_step_uses_unseen_is_an_error(use: str, sliced: bool) -> None:
+    """It would lose its part of the gradient.  A slice that is the state is copied: then the copy is meant."""
+    with pytest.raises(RecomputeError, match="which an earlier step made, but which is not part of the state"):
+        gradients(USES[use], checkpointed, sliced)
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_the_last_state_is_no_later_one(sliced: bool) -> None:
+    """What the step was given may be returned, as the state and as an output; what the loop began with always."""
+    kept = lambda new, old, i: (new, new * old if i < 2 else new)
+    assert bits_equal(gradients(kept, checkpointed, sliced), gradients(kept, plain, sliced))
+    first: list[Any] = []
+
+    def begun(new: Any, old: Any, i: int) -> tuple[Any, Any]:
+        if i == 0:
+            first[:] = [old]
+        return new * first[0], first[0]
+
+    assert bits_equal(gradients(begun, checkpointed, sliced), gradients(begun, plain, sliced))
