@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from math import comb, log2
 from typing import Any
@@ -17,7 +18,7 @@ from tapegrad.core.node import LEAF, NO_PARAMS, Node
 from tapegrad.device import asdevice
 from tapegrad.engine import region
 from tapegrad.memory.budget.eviction import Candidates, Part
-from tapegrad.memory.budget.recipes import Graph, Recipe, Storage
+from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, asked_of
 
 SIDE = 16
 UNIT = SIDE * SIDE * 8
@@ -252,6 +253,24 @@ def test_what_a_replay_will_read_goes_last() -> None:
 
 
 # Pending values ---------------------------------------------------------------------------------------------------
+
+
+def test_what_pends_is_asked_of_only_where_somebody_else_holds_it_too() -> None:
+    """What only a tape, and another pending value of a tape's, hold need not be computed."""
+    line = Line([1.0])
+    aval = line.buffers[0].node.aval
+    pending = [Buffer(None, Node(LEAF, NO_PARAMS, aval), (line.buffers[0],))]
+    pending.append(Buffer(None, Node(LEAF, NO_PARAMS, aval), (pending[0],)))
+    recipes = [Recipe(b.node, (line.recipes[0],), b) for b in pending]
+    kept = [Kept(r, line.graph, b) for r, b in zip(recipes, pending, strict=True)]
+    for recipe, k in zip(recipes, kept, strict=True):
+        recipe.kept = weakref.ref(k)
+    held = pending.pop()
+    assert asked_of(recipes) == [pending[0], held]
+    pending.clear()
+    assert asked_of([line.recipes[0], *recipes]) == [held]
+    del held
+    assert asked_of(recipes) == []
 
 
 def laplacian(u: Any) -> Any:

@@ -103,6 +103,21 @@ def test_an_error_in_what_is_told_is_seen(planted: str, monkeypatch: pytest.Monk
     assert any(getattr(together, k) != getattr(singly, k) for k in FIGURES)
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_what_has_been_counted_stays_so_after_an_interrupt(added: bool) -> None:
+    """Until it goes: whether its event has been added to the sums by then or not."""
+    x = tg.asarray(np.ones(1000, np.float32))
+    with tg.measure() as m:
+        before = m.live_bytes
+        y = tg.cumulative_sum(x)
+        if added:
+            assert m.live_bytes == before + 4096
+        LEDGER.mend(y._buffer)
+        assert m.live_bytes == before + 4096
+        del y
+        assert m.live_bytes == before
+
+
 def test_a_change_by_hand() -> None:
     """Three values, of which the first goes when the second is there; the most at once is two."""
     run = Run((Evaluated("exp", 100, 200), Evaluated("sin", 600, 700, (0,)), Evaluated("add", 8, 616)), (1, 2))
