@@ -1,4 +1,4 @@
-"""What a step of a loop may use of earlier ones: the state, and nothing else that a gradient would have to reach."""
+"""Steps of a loop: what they may use of earlier ones, and how a captured one that is replayed is told of its state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from checks import bits_equal, c64, values, var64
 
 import tapegrad as tg
-from tapegrad.errors import RecomputeError
+from tapegrad.errors import RecomputeError, StructureError
 from tapegrad.memory.checkpoint.loop import checkpointed_loop
 
 LATE = 3
@@ -70,3 +70,18 @@ def test_the_last_state_is_no_later_one(sliced: bool) -> None:
         return new * first[0], first[0]
 
     assert bits_equal(gradients(begun, checkpointed, sliced), gradients(begun, plain, sliced))
+
+
+def test_a_replayed_step_that_changes_the_form_of_the_state_is_named() -> None:
+    """By its number; the program of each step is another one, for a number in the state is."""
+    step, x = tg.function(lambda s: (s[0][:2] if s[1] == 3 else s[0] * 2.0, s[1] + 1)), c64([1.0, 2.0, 3.0, 4.0])
+    for i in (0, 1, 2, 3) * 2:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            step((x, i))
+    replays = step.stats.replays
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.raises(StructureError, match=r"step 3 returned the state \(float64\[2\], int\), but was given"):
+            checkpointed_loop(step, (x, 0), 8, snapshots=2)
+    assert step.stats.replays == replays + 4
