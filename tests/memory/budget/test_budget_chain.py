@@ -18,7 +18,9 @@ from tapegrad.core.node import LEAF, NO_PARAMS, Node
 from tapegrad.device import asdevice
 from tapegrad.engine import region
 from tapegrad.memory.budget.eviction import Candidates, Part
+from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, asked_of
+from tapegrad.memory.budget.replay import replay
 
 SIDE = 16
 UNIT = SIDE * SIDE * 8
@@ -250,6 +252,40 @@ def test_what_a_replay_will_read_goes_last() -> None:
     assert best() is None
     assert candidates.offer_spared() and best() is second
     assert not candidates.offer_spared()
+
+
+# Replays ----------------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Drops nothing."""
+
+    def registered(self, *_: Any) -> None: ...
+
+    spare = unspare = registered
+
+
+class Broken:
+    """A place in a tier that fails."""
+
+    def fetch(self, node: Node) -> Buffer:
+        raise OSError
+
+
+def test_what_a_tier_has_not_is_made_again_and_what_others_wait_for_stays() -> None:
+    """The replay did not plan that the value's sources are read for it."""
+    x = c64(np.eye(SIDE))
+    with tg.memory_budget("1GiB"), tg.GradientTape():
+        y = tg.softmax(x)
+        wanted = tg.matmul(tg.softmax(y), y)
+        recipe = MANAGER._present().recipes[wanted._buffer.node.index]
+        there = wanted.numpy(copy=True)
+        del y, wanted
+        recipe.inputs[0].slot = Broken()
+        assert [i.value() for i in recipe.inputs] == [None, None]
+        with tg.measure() as m:
+            made = replay(MANAGER._present(), [recipe], Keeper())
+        assert m.restored == 3 and np.array_equal(made[recipe.node.index].array, there)
 
 
 # Pending values ---------------------------------------------------------------------------------------------------

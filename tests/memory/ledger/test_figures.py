@@ -103,6 +103,24 @@ def test_an_error_in_what_is_told_is_seen(planted: str, monkeypatch: pytest.Monk
     assert any(getattr(together, k) != getattr(singly, k) for k in FIGURES)
 
 
+def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
+    """What comes after it, while events are added, is an event of its own: the section around it mends nothing twice."""
+    x = tg.asarray(np.ones(1000, np.float32))
+    made: list[tg.Tensor] = []
+
+    def fails_and_makes() -> None:
+        with pytest.raises(AttributeError):
+            LEDGER.by("nothing of that name")
+        made.append(tg.cumulative_sum(x))
+
+    with tg.measure() as m:
+        before = m.live_bytes
+        LEDGER._events.append(fails_and_makes)
+        assert m.live_bytes == before + 4096
+        made.clear()
+        assert m.live_bytes == before
+
+
 @pytest.mark.parametrize("added", [False, True])
 def test_what_has_been_counted_stays_so_after_an_interrupt(added: bool) -> None:
     """Until it goes: whether its event has been added to the sums by then or not."""
