@@ -83,6 +83,18 @@ def test_a_small_operation_moves_the_bytes_that_lie_there() -> None:
         assert m.bytes_moved == wanted
 
 
+def test_a_small_operation_on_a_view_costs_what_it_does_on_what_owns_its_bytes() -> None:
+    whole = c64(np.linspace(0.1, 1.0, 6))
+    found = []
+    for operand in (whole[1:], c64(whole.numpy()[1:])):
+        with tg.measure() as m:
+            cost = m.cost
+            done = tg.exp(operand), operand * operand, operand + whole[:5]
+        found.append((m.cost - cost, m.nodes_run))
+        assert all(t._buffer.array is not None for t in done)
+    assert found[0] == found[1] and found[0][0] > 0
+
+
 def test_values_asked_for_together_share_a_kernel(x: tg.Tensor) -> None:
     shared = tg.tanh(x)
     a, b = shared * 2.0, shared + 1.0

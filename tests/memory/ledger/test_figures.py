@@ -104,7 +104,7 @@ def test_an_error_in_what_is_told_is_seen(planted: str, monkeypatch: pytest.Monk
 
 
 def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
-    """What comes after it, while events are added, is an event of its own: the section around it mends nothing twice."""
+    """What comes after it, while events are added, is an event of its own: nothing is mended in the middle."""
     x = tg.asarray(np.ones(1000, np.float32))
     made: list[tg.Tensor] = []
 
