@@ -76,8 +76,10 @@ def test_a_view_of_a_value_that_waits_is_filled_with_the_values_array(x: tg.Tens
 
 def test_a_small_operation_moves_the_bytes_that_lie_there() -> None:
     x, two = c64(np.ones(1000)), tg.broadcast_to(c64([2.0]), (1000,))
+    yes = tg.asarray(np.ones(1000, bool))
     for f, wanted in [(lambda: x * two, 16_008), (lambda: two * x, 16_008), (lambda: two * two, 8_008),
-                      (lambda: x * (x + 1.0), 16_000 + 8 + 24_000), (lambda: x * x, 16_000)]:  # fmt: skip
+                      (lambda: x * (x + 1.0), 16_000 + 8 + 24_000), (lambda: x * x, 16_000),
+                      (lambda: tg.where(yes, x, x), 17_000), (lambda: tg.where(yes, x, two), 17_008)]:  # fmt: skip
         with tg.measure() as m:
             f()
         assert m.bytes_moved == wanted

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from checks import bits_equal, c64, values, var64
 
@@ -70,6 +71,22 @@ def test_the_last_state_is_no_later_one(sliced: bool) -> None:
         return new * first[0], first[0]
 
     assert bits_equal(gradients(begun, checkpointed, sliced), gradients(begun, plain, sliced))
+
+
+def test_the_state_that_a_step_is_given_has_been_computed() -> None:
+    """It would keep the one before it alive, and that the one before."""
+    x, there = c64(np.linspace(0.0, 1.0, 20_000)), list[bool]()
+
+    def step(s: Any) -> Any:
+        there.append(s._buffer.array is not None)
+        return tg.sin(s) * 2.0
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = checkpointed_loop(step, x, 6, snapshots=2)
+    assert len(there) >= 6 and all(there)
+    there.clear()
+    assert tape.gradient(y, x) is not None and there and all(there)
 
 
 def test_a_replayed_step_that_changes_the_form_of_the_state_is_named() -> None:
