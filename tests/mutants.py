@@ -44,8 +44,8 @@ PARTS = {
     "autodiff": ["tests/autodiff", "tests/test_values.py", "tests/test_primitives.py",
                  "tests/ops/interop/test_numpy_protocols.py", *SHARED],
     "memory": ["tests/memory", "tests/profile/recorder", "tests/profile/plan/test_applying.py",
-               "tests/profile/plan/test_file.py", "tests/cuda/test_offload_on_device.py",
-               "tests/cuda/test_pressure_on_device.py", *SHARED],
+               "tests/profile/plan/test_file.py", "tests/engine/test_by_product.py",
+               "tests/cuda/test_offload_on_device.py", "tests/cuda/test_pressure_on_device.py", *SHARED],
 }  # fmt: skip
 """Folders of the package, and the tests of each."""
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {

@@ -41,6 +41,21 @@ def test_derivatives():
     check_grads(lambda x: tg.while_loop(lambda s: tg.max(s) < 20, lambda s: s * s + 1, x), (X,), order=2)
 
 
+def test_a_step_gets_its_number_and_a_captured_one_a_tensor():
+    """A number would be part of what is captured: each step would have a program of its own."""
+    for wrap, kinds in ((lambda f: f, {(int, None)}), (tg.function, {(tg.Tensor, tg.int64)})):
+        seen = []
+
+        @wrap
+        def body(i, s, seen=seen):
+            seen.append((type(i), getattr(i, "dtype", None)))
+            return s + i
+
+        assert float(tg.fori_loop(2, 6, body, tg.asarray(np.ones(())))) == 15.0
+        assert set(seen) == kinds
+    assert body.stats.traces == 1 and body.stats.replays > 0
+
+
 def test_without_rows():
     last, ys = tg.scan(lambda s, x: (s * 2, None), tg.asarray(1.0), length=5)
     assert float(last) == 32.0 and ys is None

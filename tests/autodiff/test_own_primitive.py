@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from checks import no_garbage
+from checks import Counted, no_garbage, same
 
 import tapegrad as tg
 from tapegrad.errors import DryRunError, GradientError, GradientTypeError, NoGradientError, NotATensorError, ShapeError
@@ -261,3 +262,20 @@ def test_what_has_only_a_shape_or_only_a_dtype_is_a_parameter():
     for like in (SimpleNamespace(shape=(3,)), SimpleNamespace(dtype="float32")):
         factor = 3.0 if hasattr(like, "shape") else 2.0
         assert np.array_equal(tg.grad(lambda x: tg.sum(times(x, like)))(X).numpy(), np.full(X.shape, factor))  # noqa: B023
+
+
+@pytest.mark.parametrize("budget", [None, "1GiB"])
+def test_a_batch_inside_a_rule_runs_a_call_once_also_where_a_budget_listens(budget):
+    """Nobody differentiates the batch: what the call has computed for all examples is all there is to know."""
+    counted = Counted(lambda a: (tg.sin(a), lambda ct: ct * tg.cos(a)))
+
+    @tg.primitive
+    def own(x):
+        return np.sin(x)
+
+    own.defjvp(lambda t, x: t * tg.vmap(tg.custom_gradient(counted))(x + np.pi / 2))
+    x = tg.asarray(X)
+    with tg.memory_budget(budget) if budget else nullcontext():
+        _, tangent = tg.jvp(own, (x,), (x * 0 + 1,))
+    assert counted.take() == 1
+    same(tangent, np.cos(X))

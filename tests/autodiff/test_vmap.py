@@ -142,6 +142,17 @@ def test_places_that_differ_from_example_to_example():
     np.testing.assert_allclose(pulled.numpy(), wanted)
 
 
+def test_pools_of_examples_whose_largest_values_lie_elsewhere():
+    """A tangent is taken from the places of its own example, be it of each example or of all."""
+    xs, ts = RNG.normal(size=(2, 5, 2, 3, 8))
+    pushed = lambda x, t: tg.jvp(lambda y: tg.nn.functional.max_pool1d(y, 2), (x,), (t,))[1]
+    windows = xs.reshape(5, 2, 3, 4, 2).argmax(-1)[..., None]
+    for axes, t in ((0, ts), (None, ts[0])):
+        every = np.broadcast_to(t, xs.shape).reshape(5, 2, 3, 4, 2)
+        got = tg.vmap(pushed, in_axes=(0, axes))(xs, t)
+        np.testing.assert_array_equal(got.numpy(), np.take_along_axis(every, windows, -1)[..., 0])
+
+
 def test_a_place_out_of_range_in_any_example_is_an_error():
     with pytest.raises(IndexError, match="9"):
         tg.vmap(lambda x, i: tg.take_along_axis(x, tg.reshape(i, (1,)), axis=0))(X, np.array([0, 1, 2, 9, 0, 0]))

@@ -20,7 +20,7 @@ import pytest
 from checks import c64
 
 import tapegrad as tg
-from tapegrad.core import account, locks
+from tapegrad.core import account, locks, threads
 from tapegrad.core.state import thread
 from tapegrad.memory.budget import guard as guard_module
 from tapegrad.memory.budget.budget import MANAGER
@@ -186,6 +186,15 @@ def test_an_interrupt_anywhere_leaves_a_lock_free(work: Callable[[Section], None
     before = thing.handled
     thing.say()
     assert thing.handled > before and not thing.guard._waiting
+
+
+def test_an_interrupt_while_a_value_is_overwritten_lets_new_threads_begin() -> None:
+    done: list[int] = []
+    for where in Interrupts([threads.__file__], opcodes=True).everywhere(
+        lambda: threads.unshared(lambda: True, lambda: done.append(1)), turns=9
+    ):
+        assert is_free(threads._gate), where
+    assert len(done) > 5
 
 
 def test_a_lock_written_in_python_would_not_be_free() -> None:

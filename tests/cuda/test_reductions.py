@@ -200,6 +200,16 @@ def test_what_waits_within_another_waits_for_it(cuda, on):
     same_bits(got, f(on(CPU, base)))
 
 
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_what_waits_for_two_results_reads_one_element_for_each_or_one_for_both(shape, cuda, on):
+    base, late = numbers((2, 600), "float32"), numbers(shape, "float32") + np.float32(0.5)
+    x, y = on(cuda, base), on(cuda, late)
+    with tg.measure() as m:
+        got = waiting(x._buffer.node.aval, lambda: tg.sum(x, axis=1) * y)
+    assert m.kernel_runs == 1
+    same_bits(got, base.sum(axis=1) * late)
+
+
 def test_a_reduction_that_waits_counts_as_one_node_and_one_array(cuda, on):
     """However much it reads that nobody else holds: so what is computed from it is not cut before it has to be."""
     rows = lambda: tg.sum(on(cuda, numbers((6, 40), "float32")), axis=1)

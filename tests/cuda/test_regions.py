@@ -123,6 +123,14 @@ def test_the_wide_index_starts_where_an_int_ends():
     assert not layout.loop_of((2, 2), None, [np.zeros((2, 2), "f4")], [])[0].wide
 
 
+def test_packs_are_of_16_bytes_of_the_widest_array():
+    """Numbers, and arrays of one element, are read once: they do not count."""
+    vec = lambda leaves, out: layout.loop_of((64,), None, leaves, [np.zeros(64, out)])[0].vec
+    narrow, wide = np.zeros(64, "f4"), np.zeros(64, "f8")
+    assert [vec([narrow], "f4"), vec([wide], "f4"), vec([narrow], "f8"), vec([narrow, wide], "i1")] == [4, 2, 2, 2]
+    assert vec([narrow, np.zeros(1, "c16")], "f4") == 4 and vec([np.zeros(1, "f8")], "f2") == 8
+
+
 def test_a_kernel_is_compiled_once_for_all_numbers_and_shapes(cuda, on):
     f = lambda x, a, b: tg.tanh(x * a + b)
     f(on(cuda, numbers(37, "float32")), 2.0, 1.0).numpy()

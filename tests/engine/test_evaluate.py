@@ -5,13 +5,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from checks import c64, no_garbage, same
 
 import tapegrad as tg
+from tapegrad import errors
 from tapegrad.engine.evaluate import array_of, fill
+from tapegrad.engine.executor import COUNTED, PLAIN
 
 BIG = 40_000
 
@@ -71,11 +76,25 @@ def test_a_view_of_a_value_that_waits_is_filled_with_the_values_array(x: tg.Tens
 
 def test_a_small_operation_moves_the_bytes_that_lie_there() -> None:
     x, two = c64(np.ones(1000)), tg.broadcast_to(c64([2.0]), (1000,))
+    yes = tg.asarray(np.ones(1000, bool))
     for f, wanted in [(lambda: x * two, 16_008), (lambda: two * x, 16_008), (lambda: two * two, 8_008),
-                      (lambda: x * (x + 1.0), 16_000 + 8 + 24_000), (lambda: x * x, 16_000)]:  # fmt: skip
+                      (lambda: x * (x + 1.0), 16_000 + 8 + 24_000), (lambda: x * x, 16_000),
+                      (lambda: tg.where(yes, x, x), 17_000), (lambda: tg.where(yes, x, two), 17_008)]:  # fmt: skip
         with tg.measure() as m:
             f()
         assert m.bytes_moved == wanted
+
+
+def test_a_small_operation_on_a_view_costs_what_it_does_on_what_owns_its_bytes() -> None:
+    whole = c64(np.linspace(0.1, 1.0, 6))
+    found = []
+    for operand in (whole[1:], c64(whole.numpy()[1:])):
+        with tg.measure() as m:
+            cost = m.cost
+            done = tg.exp(operand), operand * operand, operand + whole[:5]
+        found.append((m.cost - cost, m.nodes_run))
+        assert all(t._buffer.array is not None for t in done)
+    assert found[0] == found[1] and found[0][0] > 0
 
 
 def test_values_asked_for_together_share_a_kernel(x: tg.Tensor) -> None:
@@ -167,6 +186,28 @@ def test_a_barrier_has_room_before_it_runs() -> None:
     with tg.measure() as m, pytest.raises(tg.errors.BudgetError), tg.memory_budget(m.live_bytes + x.nbytes // 2):
         x @ x
     assert m.kernel_runs == 0
+
+
+def test_a_view_takes_a_copy_only_where_it_has_to_and_says_where_there_is_no_room(monkeypatch: Any) -> None:
+    """The copy that a reshape takes of what lies with gaps is no view that needs nothing, whoever looks on."""
+    x, done = c64(np.arange(6.0).reshape(2, 3)), list[str]()
+
+    def note(do: Any, work: Any, *temporaries: Any) -> Any:
+        done.append(work.prim.name)
+        return do(work, *temporaries)
+
+    for executor in (PLAIN, COUNTED):
+        monkeypatch.setattr(executor, "do", partial(note, executor.do))
+    for look in (nullcontext, tg.measure):
+        with look():
+            y = tg.permute_dims(x, (1, 0))
+            y[1:][0], tg.permute_dims(y[1:], (1, 0)), tg.reshape(x, (3, 2))  # views of what lies with gaps, and of all
+            assert not done
+            assert tg.reshape(y, (6,)).numpy().tolist() == [0, 3, 1, 4, 2, 5] and done == ["reshape"]
+            wide = tg.broadcast_to(x[:1], (2**50, 3))
+            with pytest.raises(errors.DeviceMemoryError, match="no room for reshape"):
+                tg.reshape(wide, (-1,))
+        done.clear()
 
 
 def test_what_a_rerun_has_postponed_may_be_dropped_once_it_is_there() -> None:

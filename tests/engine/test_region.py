@@ -164,6 +164,16 @@ def test_targets_of_one_shape_that_share_work_share_a_kernel(x):
     assert len(region.kernels([a._buffer, other._buffer])) == 2
 
 
+@pytest.mark.parametrize(("most", "kernels"), [(4, 1), (3, 2)])
+def test_a_kernel_of_several_targets_touches_no_more_than_so_many_values(most, kernels, x, monkeypatch):
+    """Here the array that both read, and what each is made of."""
+    monkeypatch.setattr(region, "MAX_TOGETHER", most)
+    a, b = tg.sin(x) + 1, x * 2
+    with tg.measure() as m:
+        fill([a._buffer, b._buffer])
+    assert m.kernel_runs == kernels
+
+
 def test_targets_of_several_shapes_that_read_one_array_have_kernels_of_their_own(rng):
     row, m = from_array(rng.uniform(size=region.SMALL)), from_array(rng.uniform(size=(2, region.SMALL)))
     with tg.measure() as measured:

@@ -129,6 +129,27 @@ def test_naming_changes_nothing(x) -> None:
     assert name(2.5, "h").item() == 2.5
 
 
+def test_a_policy_is_asked_of_a_name_and_not_again_where_the_value_is_read(x) -> None:
+    """The value is computed at its name; who reads it then does not find it there anew."""
+    told: list[tuple[str, ...]] = []
+
+    def policy(value: policies.Value) -> Any:
+        told.append(value.names)
+        return SAVE if value.names else RECOMPUTE
+
+    def f(x: tg.Tensor) -> tg.Tensor:
+        h = name(tg.exp(x), "h")
+        asked = told.count(("h",))
+        y = tg.sin(h) + h
+        assert asked > 0 and told.count(("h",)) == asked
+        return y
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.sum(tg.recompute_grad(f, policy=policy)(x))
+    assert told.count(("h",)) > 0 and tape.gradient(y, x) is not None
+
+
 def test_a_named_view_names_its_bytes(weights, x) -> None:
     def f(x: tg.Tensor) -> tg.Tensor:
         h = x @ weights[0]

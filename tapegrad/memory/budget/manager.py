@@ -89,7 +89,7 @@ class Manager(Account):
         self._watch: Callable[[Node, tuple[Buffer, ...]], None] | None = None
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
-    called, deferred = LEDGER.called, LEDGER.deferred
+    called, deferred, labelled_each = LEDGER.called, LEDGER.deferred, LEDGER.labelled_each
     evaluated, pulled, owned = LEDGER.evaluated, LEDGER.pulled, LEDGER.owned
     labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
     read, ran, passed, replayed = LEDGER.read, LEDGER.ran, LEDGER.passed, LEDGER.replayed

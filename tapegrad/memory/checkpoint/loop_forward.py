@@ -143,7 +143,8 @@ class FirstRun:
     def _enter(self, state: Any, results: list[object]) -> None:
         """``state`` goes into the next step."""
         self._call.note(state, results, self._tracker.follows)
-        self._tracker.next_step([r._buffer for r in results if isinstance(r, Tensor)])
+        leaves = [leaf if isinstance(leaf, Tensor) else r for leaf, r in zip(nest.flatten(state), results, strict=True)]
+        self._tracker.next_step([x._buffer for x in leaves if isinstance(x, Tensor)])  # slices are copies by now
         self.walk.here.state = state
 
     def _steps(self, start: int, stop: int) -> int:
@@ -166,6 +167,7 @@ class FirstRun:
         made_after = next_index()
         state, output = self._call._owner.step(self.walk.here.state, i, False)
         results = results_of((state, output), self._watch)
+        self._tracker.look_at(results)
         count = len(results) - len(nest.flatten(output))
         state = settled(state, results[:count], made_after)
         self._enter(state, results[:count])

@@ -122,7 +122,12 @@ class Tracker:
         for b in self._made:
             if b.node.index not in self.tracked:
                 self._strays[b.node.index] = b
-        self._made.clear()
+        going_on = (b for b in state if b.node.index in self.tracked)
+        self._made = weakref.WeakSet(going_on)  # strays as soon as the state has others
+
+    def look_at(self, results: Iterable[object]) -> None:
+        """A step has returned these leaves."""
+        self._mask(tuple([r._buffer for r in results if isinstance(r, Tensor)]))
 
     def _mask(self, inputs: tuple[Buffer, ...]) -> int:
         mask = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from math import comb, log2
 from typing import Any
@@ -17,7 +18,9 @@ from tapegrad.core.node import LEAF, NO_PARAMS, Node
 from tapegrad.device import asdevice
 from tapegrad.engine import region
 from tapegrad.memory.budget.eviction import Candidates, Part
-from tapegrad.memory.budget.recipes import Graph, Recipe, Storage
+from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, asked_of
+from tapegrad.memory.budget.replay import replay
 
 SIDE = 16
 UNIT = SIDE * SIDE * 8
@@ -251,7 +254,59 @@ def test_what_a_replay_will_read_goes_last() -> None:
     assert not candidates.offer_spared()
 
 
+# Replays ----------------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Drops nothing."""
+
+    def registered(self, *_: Any) -> None: ...
+
+    spare = unspare = registered
+
+
+class Broken:
+    """A place in a tier that fails."""
+
+    def fetch(self, node: Node) -> Buffer:
+        raise OSError
+
+
+def test_what_a_tier_has_not_is_made_again_and_what_others_wait_for_stays() -> None:
+    """The replay did not plan that the value's sources are read for it."""
+    x = c64(np.eye(SIDE))
+    with tg.memory_budget("1GiB"), tg.GradientTape():
+        y = tg.softmax(x)
+        wanted = tg.matmul(tg.softmax(y), y)
+        recipe = MANAGER._present().recipes[wanted._buffer.node.index]
+        there = wanted.numpy(copy=True)
+        del y, wanted
+        recipe.inputs[0].slot = Broken()
+        assert [i.value() for i in recipe.inputs] == [None, None]
+        with tg.measure() as m:
+            made = replay(MANAGER._present(), [recipe], Keeper())
+        assert m.restored == 3 and np.array_equal(made[recipe.node.index].array, there)
+
+
 # Pending values ---------------------------------------------------------------------------------------------------
+
+
+def test_what_pends_is_asked_of_only_where_somebody_else_holds_it_too() -> None:
+    """What only a tape, and another pending value of a tape's, hold need not be computed."""
+    line = Line([1.0])
+    aval = line.buffers[0].node.aval
+    pending = [Buffer(None, Node(LEAF, NO_PARAMS, aval), (line.buffers[0],))]
+    pending.append(Buffer(None, Node(LEAF, NO_PARAMS, aval), (pending[0],)))
+    recipes = [Recipe(b.node, (line.recipes[0],), b) for b in pending]
+    kept = [Kept(r, line.graph, b) for r, b in zip(recipes, pending, strict=True)]
+    for recipe, k in zip(recipes, kept, strict=True):
+        recipe.kept = weakref.ref(k)
+    held = pending.pop()
+    assert asked_of(recipes) == [pending[0], held]
+    pending.clear()
+    assert asked_of([line.recipes[0], *recipes]) == [held]
+    del held
+    assert asked_of(recipes) == []
 
 
 def laplacian(u: Any) -> Any:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 import numpy as np
+import pytest
 
 import tapegrad as tg
 from tapegrad.core import account
+from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.oom import live_set
 
 MIB = np.zeros((256, 1024), "float32")
@@ -24,3 +29,21 @@ def test_where_somebody_measures_it_names_the_lines() -> None:
         x = tg.asarray(MIB) + 1
         text = live_set()
         assert "test_oom.py:" in text and "1.0 MiB" in text and "with tg.measure()" not in text and x.size
+
+
+@pytest.mark.parametrize(("less", "named"), [(0, True), (512, False)])
+def test_the_line_that_asks_for_gradients_is_named_if_each_has_a_256th_of_the_limit(less: int, named: bool) -> None:
+    gc.collect()
+    with tg.measure() as m:
+        nbytes = 512 * (8 + m.live_bytes // (64 * 512))  # what is alive already is no more than a quarter of the limit
+    x, c = (tg.asarray(np.ones((nbytes - less) // 8)) for _ in range(2))
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = tg.sum(x * c)
+    held = []
+    line = sys._getframe().f_lineno + 3
+    with pytest.raises(BudgetError) as caught, tg.memory_budget(256 * nbytes):
+        while True:
+            held.append(tape.gradient(y, x))
+    _, live, most, *_ = str(caught.value).splitlines()
+    assert live.startswith("Live: ") and (f"{__file__}:{line}" in most) == named

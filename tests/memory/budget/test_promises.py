@@ -218,6 +218,23 @@ def test_room_is_given_back_though_an_interrupt_comes_just_then(monkeypatch: pyt
         assert left == [UNIT] and not LEDGER.promised_bytes
 
 
+def test_no_room_is_lost_where_an_interrupt_comes_before_the_promise_is_noted() -> None:
+    class Promises(dict[int, int]):
+        def __setitem__(self, thread_id: int, nbytes: int) -> None:
+            raise KeyboardInterrupt
+
+    x = c64(np.ones((SIDE, SIDE)))
+    gc.collect()
+    with tg.memory_budget("1MiB"):
+        y = tg.sin(x)
+        LEDGER.settle()
+        room, before = LEDGER.room, LEDGER.promises_apart(Promises())
+        with pytest.raises(KeyboardInterrupt):
+            account.current.in_room([x._buffer.node.aval], ["f"], lambda: None)
+        assert LEDGER.promises_apart(before) == {} and LEDGER.room == room
+        del y
+
+
 def test_as_much_is_promised_as_is_asked_for_whoever_makes_the_room() -> None:
     """The ledger, while there is some; else the manager, who drops values for it."""
     x = c64(np.ones((SIDE, SIDE)))

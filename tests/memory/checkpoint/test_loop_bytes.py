@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from checks import c64
 
+import tapegrad as tg
+from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit
 from tapegrad.memory.schedules.actions import count
 from tapegrad.memory.schedules.sqrt import sqrt
@@ -36,8 +40,29 @@ def test_states_fit_while_there_is_room_and_steps() -> None:
         5,
     ]
     assert _fit(NEEDS, 1060, None, None) == (3, 1000)
+    assert _fit(Needs(1000, 100, 0, 7), 1003, None, None) == (4, 1000), (
+        "as many as there are bytes, where none is taken"
+    )
 
 
 def test_a_mixed_schedule_has_its_units_besides_the_initial_state() -> None:
     assert [_fit(NEEDS, room, "mixed", 5)[0] for room in (1029, 1030, 1059, 1060)] == [0, 1, 1, 2]
     assert _fit(Needs(1000, 0, 7, 30), 1060, "mixed", 5) == (2, 1030)
+
+
+def test_where_the_schedule_records_one_step_at_a_time_nobody_asks_what_the_record_of_another_takes() -> None:
+    x = c64([0.5, 1.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.raises(RecomputeError, match="One state takes 512 bytes, the record of one step the rest;"):
+            tg.checkpointed_loop(tg.sin, x, 8, bytes=1)
+
+
+@pytest.mark.parametrize("schedule", ["mixed", "sqrt"])
+def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
+    """Of a lazy step a tape keeps the state that it was given: that is seen once the next state is there."""
+    x = c64(np.linspace(0.1, 1.0, 20_480))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.raises(RecomputeError, match=r"One state takes (\d+) bytes, the record of one step \1;"):
+            tg.checkpointed_loop(lambda s: tg.tanh(tg.sin(s) * s), x, 8, bytes=1, schedule=schedule)

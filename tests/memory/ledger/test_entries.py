@@ -102,3 +102,22 @@ def test_an_entry_without_its_event_does_not_count() -> None:
     del thing
     sums = Sums(events, 1024)
     assert events == [entry] and sums.live == 1024 and not sums.left and not list(sums.new())
+
+
+def test_who_is_told_from_now_on_is_told_of_all_that_are_left() -> None:
+    """Of what has gone already its event tells."""
+    things, before, told = [Thing(), Thing(), Thing()], list[Entry](), list[Entry]()
+    tell = told.append
+    entries = Entries()
+    made = [Entry(thing, tell if i == 1 else before.append) for i, thing in enumerate(things)]
+    for entry in made:
+        entry.nbytes = 512
+        entries.add(entry, "exp", "user", "(here)", 0)
+    del things[2]
+    assert [*map(id, before)] == [id(made[2])]
+    entries.tell(tell)
+    assert len(entries) == 3 and [entry in entries for entry in made] == [False, True, True]
+    (moved,) = [entry for entry in entries if id(entry) not in map(id, made)]
+    assert moved() is things[0] and moved.nbytes == 512 and made[0].nbytes == 0
+    things.clear()
+    assert {*map(id, told)} == {id(moved), id(made[1])} and len(told) == 2

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,14 @@ from checks import no_garbage
 import tapegrad as tg
 from tapegrad.autodiff import compiled
 from tapegrad.core import account
+from tapegrad.core.account import Account
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.engine import region
 from tapegrad.engine.region import set_small
+from tapegrad.memory import policies
+from tapegrad.memory.budget.manager import Manager
 from tapegrad.memory.ledger.figures import Change, Measure, new_of_run
-from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.ledger import LEDGER, Ledger
 
 Program = Callable[[Any, Any], Any]
 FIGURES = ("live_bytes", "peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "nodes_run", "cost",
@@ -101,6 +106,115 @@ def test_an_error_in_what_is_told_is_seen(planted: str, monkeypatch: pytest.Monk
     set_small(region.SMALL)
     LEDGER.mend()  # its sums are for good
     assert any(getattr(together, k) != getattr(singly, k) for k in FIGURES)
+
+
+def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
+    """What comes after it, while events are added, is an event of its own: nothing is mended in the middle."""
+    gc.collect()
+    x = tg.asarray(np.ones(1000, np.float32))
+    made: list[tg.Tensor] = []
+
+    def fails_and_makes() -> None:
+        with pytest.raises(AttributeError):
+            LEDGER.by("nothing of that name")
+        made.append(tg.cumulative_sum(x))
+
+    with tg.measure() as m:
+        before = m.live_bytes
+        LEDGER._events.append(fails_and_makes)
+        assert m.live_bytes == before + 4096
+        made.clear()
+        assert m.live_bytes == before
+
+
+def test_what_was_half_added_when_an_interrupt_came_is_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes and its work are in the sums by then; who has come and gone is not."""
+    gc.collect()
+    x = tg.asarray(np.ones(1000, np.float32))
+
+    def interrupted(sums: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with tg.measure() as m:
+        before = m.live_bytes
+        kept, gone = tg.sin(x), tg.cos(x)
+        del gone
+        monkeypatch.setattr(LEDGER, "_follow", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            m.live_bytes  # noqa: B018
+        assert m.live_bytes == before + 4096 and m.peak_bytes == before + 8192
+        assert (m.kernel_runs, m.nodes_run, m.allocated_bytes) == (2, {"sin": 1, "cos": 1}, 8192)
+        del kept
+        assert m.live_bytes == before
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_what_has_been_counted_stays_so_after_an_interrupt(added: bool) -> None:
+    """Until it goes: whether its event has been added to the sums by then or not."""
+    gc.collect()
+    x = tg.asarray(np.ones(1000, np.float32))
+    with tg.measure() as m:
+        before = m.live_bytes
+        y = tg.cumulative_sum(x)
+        if added:
+            assert m.live_bytes == before + 4096
+        LEDGER.mend(y._buffer)
+        assert m.live_bytes == before + 4096
+        del y
+        assert m.live_bytes == before
+
+
+def test_what_serves_as_a_gradient_before_anybody_measures_is_one_for_who_measures_then() -> None:
+    """Though it was there, as something else, in an earlier measurement."""
+    gc.collect()
+    x, c = (tg.asarray(np.ones(1000, np.float32)) for _ in range(2))
+    with tg.measure() as before:
+        pass
+    with tg.memory_budget("1GiB"):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = x + 1.0
+        g = tape.gradient(y, x, output_gradients=c)
+        assert g._buffer.root() is c._buffer
+        with tg.measure() as m:
+            pass
+    assert before.live_by_category["input"] >= 8192
+    assert m.live_by_category["gradient"] == before.live_by_category.get("gradient", 0) + 4096
+
+
+BLOCKS: dict[str, Callable[[], Any]] = {
+    "nobody": nullcontext,
+    "a budget": lambda: tg.memory_budget("1GiB"),
+    "a policy": lambda: tg.memory.policy(policies.save_nothing),
+}
+
+
+@pytest.mark.parametrize("keeper", BLOCKS)
+def test_categories_are_the_same_whoever_keeps_memory(keeper: str) -> None:
+    """What a step leaves: gradients, a parameter, and its momentum."""
+    x, w = tg.asarray(np.ones(1000, np.float32)), tg.Variable(np.ones(1000, np.float32))
+    optimizer = tg.optim.SGD(0.1, momentum=0.9)
+    gc.collect()
+    with tg.measure() as before:
+        pass
+    with BLOCKS[keeper](), tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.sin(x) * w)
+        g = tape.gradient(y, [x, w])
+        optimizer.apply([g[1]], [w])
+        del tape, y
+    more = Counter(m.live_by_category)
+    more.subtract(before.live_by_category)
+    assert [more[k] for k in ("gradient", "optimizer", "parameter", "temporary")] == [8192, 4096, 0, 0]
+
+
+def test_who_keeps_memory_tells_who_counts_of_all_that_it_counts() -> None:
+    """A budget's account is the ledger's, and more: it leaves out nothing that the ledger does."""
+    names = [name for name in vars(Account) if getattr(Ledger, name) is not getattr(Account, name)]
+    assert "labelled_each" in names and len(names) > 20
+    assert [name for name in names if getattr(Manager, name) is getattr(Account, name)] == []
 
 
 def test_a_change_by_hand() -> None:

@@ -17,7 +17,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.device import CPU
 from tapegrad.errors import OffloadError
-from tapegrad.memory.offload import tiers
+from tapegrad.memory.offload import offload, tiers
 from tapegrad.memory.offload.offload import default_tier
 
 PAGE = 4096
@@ -317,3 +317,20 @@ def test_the_cpu_offloads_to_disk():
     for tier in (tiers.host(CPU), tiers.default(CPU)):
         assert type(tier) is tiers.Disk
         assert tier.reclaim() == tier.reclaim(1000) == 0
+
+
+@pytest.mark.parametrize(("nbytes", "told"), [(1023, 1023), (1024, 1024), (1025, None)])
+def test_copies_under_way_are_waited_for_if_what_they_hold_suffices(nbytes, told, monkeypatch):
+    """Else what they are done with is let go of."""
+
+    class Copying:
+        kept_bytes = 1024
+
+        def reclaim(self, wanted: int | None) -> int:
+            self.wanted, self.kept_bytes = wanted, 0
+            return 1024
+
+    tier = Copying()
+    monkeypatch.setattr(offload, "_used", {tier})
+    assert offload.Offloads().give_way(nbytes) and tier.wanted == told
+    assert not offload.Offloads().give_way(nbytes)

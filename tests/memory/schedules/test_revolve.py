@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from math import isqrt
 from typing import Any
@@ -134,6 +135,31 @@ def test_hierarchical_is_between_memory_alone_and_all_in_memory(n: int, ram: int
     assert found.ram <= ram and found.disk <= disk
     paid = found.advanced + cost * (found.writes + found.reads)
     assert extra_steps(n, ram + disk) <= found.advanced and paid <= extra_steps(n, ram)
+
+
+def cheapest(n: int, ram: int, disk: int, write: float, read: float) -> float:
+    """Extra steps, writes and reads of the best schedule of this form, with every first part tried."""
+
+    @functools.cache
+    def at_hand(length: int, free: int) -> float:
+        in_memory = extra_steps(length, ram)
+        return min(in_memory, write + stored(length, free)) if free and length > 1 else in_memory
+
+    @functools.cache
+    def stored(length: int, free: int) -> float:
+        parts = [i + at_hand(length - i, free - 1) + read + stored(i, free) for i in range(1, length)]
+        return min([float(extra_steps(length, ram)), *parts])
+
+    return at_hand(n, disk)
+
+
+@pytest.mark.parametrize("costs", [(0.0, 0.0), (0.25, 0.5), (2.0, 2.0), (1.0, 3.0)])
+def test_hierarchical_is_the_cheapest_of_its_form(costs: tuple[float, float]) -> None:
+    """Also where a first part is one step."""
+    write, read = costs
+    for n, ram, disk in itertools.product(range(1, 14), (1, 2), range(4)):
+        found = count(hierarchical(n, ram, disk, *costs), n)
+        assert found.advanced + write * found.writes + read * found.reads == cheapest(n, ram, disk, *costs)
 
 
 @given(st.integers(0, 300), places)

@@ -73,6 +73,9 @@ def test_cupys_own_kernels_are_our_functions():
         np.testing.assert_array_equal(got.numpy(), f(*args).numpy())
     got = t.__cupy_override_reduction_kernel__(Kernel(name="cupy_sum"), 1, None, None, True)
     np.testing.assert_array_equal(got.numpy(), X.sum(1, keepdims=True))
+    wide = t.__cupy_override_reduction_kernel__(Kernel(name="cupy_sum"), 1, "complex128")
+    assert wide.dtype == tg.complex128 and np.array_equal(wide.numpy(), X.sum(1))
+    np.testing.assert_array_equal(t.__cupy_override_reduction_kernel__(Kernel(name="cupy_max"), 1).numpy(), X.max(1))
 
 
 def test_a_users_kernel_runs_and_has_no_gradient():

@@ -443,6 +443,33 @@ def test_what_a_call_reads_stays_until_its_values_are_made_again() -> None:
     assert most <= peak and bits == same == also
 
 
+def test_a_result_that_waits_is_computed_so_that_what_it_is_made_from_can_go() -> None:
+    """The program holds it, and it would hold the rest of the call."""
+    x = tg.asarray(tg.random.normal((200, 200)).numpy())
+
+    def f(u: tg.Tensor) -> tg.Tensor:
+        return tg.softmax(u) * 2.0 + 1.0
+
+    def kept(*actions: Action) -> tuple[int, int, bytes]:
+        """Values that are alive when the result has been read, values made again, and the bits of the gradient."""
+        gc.collect()
+        with apply_plan(actions), tg.measure() as m:
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                before = m.live_bytes
+                y = f(x)
+                assert y._buffer.array is None
+                tg.softmax(tg.ones(3))  # the program has left the call
+                y.numpy()
+                there = (m.live_bytes - before) // x.nbytes
+                loss = tg.sum(y * y)
+            return there, m.restored, tape.gradient(loss, x).numpy().tobytes()
+
+    *plain, wanted = kept()
+    *planned, found = kept(dataclasses.replace(second_of(f), ordinals=(0,)))
+    assert plain == [2, 0] and planned[0] == 1 and found == wanted
+
+
 def test_calls_that_are_over_are_forgotten_now_and_then_and_all_are_met_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
