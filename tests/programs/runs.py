@@ -96,7 +96,8 @@ class CapturedWithin(Captured):
                 found = tg.memory.predict_peak(f, *args, budgets=[], least=True).as_function
                 gc.collect()  # the books of dry runs refer to themselves
                 if found is not None and found.least_bytes is not None:
-                    self.budget = found.least_bytes + int(self.share * (found.peak_bytes - found.least_bytes))
+                    more = int(self.share * (found.peak_bytes - found.least_bytes))
+                    self.budget = max(1, found.least_bytes + more)
                 made.append(tg.function(f, budget=self.budget))
                 self.stats = made[0].stats
                 return result

@@ -109,7 +109,7 @@ class _Emitter:
             dying = self._dying(b, position)
             result = self.output.get(id(b))
             if result is None:
-                result = self._take(b.node.aval.dtype, dying if plain is not None and plain.ufunc is not None else [])
+                result = self._take(b.node.aval.dtype, dying if _may_overwrite(plain, b.node.aval.dtype) else [])
             self.where[id(b)] = result
             self.steps.append((_not_run if plain is None else self._function(plain), tuple(operands), result))
             self.labels.append(prim.name)
@@ -167,6 +167,15 @@ class _Emitter:
         if prim.ufunc is not None:
             return getattr(xp, prim.ufunc)
         return lambda *arrays, out: prim.impl(xp, out, *arrays)
+
+
+def _may_overwrite(prim: primitive.Elementwise | None, dtype: Any) -> bool:
+    """Whether its result may take the place of an operand.
+
+    NumPy multiplies complex numbers otherwise then, and single halves: a value that is stored would have other bits.
+    """
+    plain = dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize > 2)
+    return plain and prim is not None and prim.ufunc is not None
 
 
 def _not_run(out: Any) -> None:

@@ -251,3 +251,13 @@ def test_an_element_has_the_same_bits_in_every_split(name, dtype, rng):
     odd = np.empty(x.nbytes + 1, np.uint8)[1:].view(dtype)
     odd[:] = x
     np.testing.assert_array_equal(f(from_array(odd)).numpy(), whole)
+
+
+def test_a_complex_number_alone_has_the_same_bits_stored_or_not(rng):
+    """NumPy multiplies single ones otherwise where the product overwrites a factor."""
+    region.set_small(1)
+    for _ in range(50):
+        z, w = (tg.asarray(rng.normal(size=1) + 1j * rng.normal(size=1)) for _ in range(2))
+        stored = (tg.exp(z) * w).numpy(copy=True)
+        product = tg.exp(z) * w
+        assert tg.real(product).numpy().tobytes() == stored.real.tobytes()
