@@ -116,7 +116,7 @@ class _ByOneDNN:
         self, x: Array, gamma: Array, gs: Array, results: Array | None, sums: Array | None, scratch: Sequence[Array]
     ) -> None:
         (spare,), gamma = scratch, np.ascontiguousarray(gamma)
-        stats = self._forward(x, gamma, gamma, spare)
+        stats = self._forward(x, gamma, gamma, spare if results is None else results[0])  # written over below
         unasked = np.empty((2, x.shape[-1]), np.float32)
         for i, g in enumerate(gs):
             result, total = spare if results is None else results[i], unasked if sums is None else sums[i]
