@@ -457,6 +457,7 @@ def _forked() -> None:
         for device in _devices.values():
             device._runtime = _Forked()
             device._checks = None
+        _devices.clear()  # a budget for work on the CPU asks nothing of them
 
 
 locks.in_child(_forked)

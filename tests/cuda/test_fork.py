@@ -89,3 +89,14 @@ def test_who_used_cuda_without_us_is_told_too(cupy):
             tg.asarray(X, device="cuda")
 
     assert said_in_a_child(work) == "nothing"
+
+
+def test_a_child_works_on_the_cpu_within_a_budget(cuda):
+    tg.asarray(X, device=cuda)
+
+    def work():
+        with tg.memory_budget("1MiB"), tg.measure():
+            assert tg.sum(tg.asarray(X, device="cpu") * 2).item() == 30
+
+    with tg.device("cpu"):
+        assert said_in_a_child(work) == "nothing"
