@@ -325,7 +325,7 @@ class GradientTape(Recording):
         return [self._node(x)]
 
     def _warn_of_late(self, targets: list[Tensor | Variable]) -> None:
-        if len(targets) < 2 or self._recording:
+        if len(targets) < 2 or self._recording or not self._entered:
             return
         for i, t in enumerate(targets):
             node = self._node(t)

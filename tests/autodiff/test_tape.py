@@ -44,6 +44,8 @@ def test_a_tape_that_was_never_entered() -> None:
     tape, x = tg.GradientTape(), c64(1.0)
     with pytest.raises(RuntimeError, match="never entered"):
         tape.gradient(x, x)
+    with pytest.raises(RuntimeError, match="never entered"):  # nor are its targets late
+        tape.gradient([x * 2.0, x + 1.0], x)
     with pytest.raises(RuntimeError, match="never entered"):
         tape.watch(x)
     with pytest.raises(RuntimeError, match="not recording"), tape.stop_recording():
