@@ -454,10 +454,9 @@ def _forked() -> None:
     """In a forked child: using one of the parent's devices raises an error that says why it cannot work."""
     if _found and _found[0].count:
         _found[0] = Probe(_found[0].cupy, 0, _FORKED, _SPAWN)
-        for device in _devices.values():
-            device._runtime = _Forked()
-            device._checks = None
-        _devices.clear()  # a budget for work on the CPU asks nothing of them
+        while _devices:  # a budget for work on the CPU asks nothing of them
+            device = _devices.popitem()[1]
+            device._runtime, device._checks = _Forked(), None
 
 
 locks.in_child(_forked)
