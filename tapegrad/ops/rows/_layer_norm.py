@@ -6,16 +6,10 @@ Both compute each row by itself, and sums over the rows of a block, of which the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
 from typing import Protocol
 
-import numpy as np
-
-from tapegrad.device import onednn
 from tapegrad.device.dtypes import accumulator
-from tapegrad.device.numerics.conv_products import address
-from tapegrad.device.onednn import OneDNN, Primitive
+from tapegrad.device.numerics import layer_norm_onednn
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.ops.rows._rows import row_dots, row_sums, rows_per_block
 
@@ -38,15 +32,11 @@ class Block(Protocol):
 
 def block_of(xp: Namespace, x: Array, eps: float) -> Block:
     """What computes blocks of rows of ``x``."""
-    library, (rows, width) = onednn.library(), x.shape
-    if library is not None and x.dtype == np.float32 and x.size:
-        with suppress(onednn.UnsupportedError):
-            _codes(library, min(rows, rows_per_block(width)), width, eps)
-            return _ByOneDNN(library, eps)
-    return _Passes(xp, accumulator(x.dtype), eps)
+    most = min(len(x), rows_per_block(x.shape[-1]))
+    return layer_norm_onednn.block_of(x, most, eps) or Passes(xp, accumulator(x.dtype), eps)
 
 
-class _Passes:
+class Passes:
     """NumPy's operations, one after the other.
 
     The variance is that of the centred values: one more pass, but no cancellation.
@@ -92,45 +82,3 @@ class _Passes:
         xp.multiply(h, along, out=spare)
         xp.subtract(d, spare, out=d)
         xp.multiply(d, rstd, out=result, casting="same_kind")
-
-
-class _ByOneDNN:
-    """Its machine code, in a quarter of the time; the derivative takes the rows' means and variances from forward."""
-
-    dtypes = (np.dtype(np.float32),)
-
-    def __init__(self, library: OneDNN, eps: float) -> None:
-        self._library, self._eps = library, eps
-
-    def forward(self, x: Array, gamma: Array, beta: Array, out: Array, scratch: Sequence[Array]) -> None:
-        gamma, beta = np.ascontiguousarray(gamma), np.ascontiguousarray(beta)
-        self._forward(x, gamma, beta, out)
-
-    def _forward(self, x: Array, gamma: Array, beta: Array, out: Array) -> tuple[Array, Array]:
-        """Returns the rows' means and variances."""
-        stats = np.empty((2, len(x)), np.float32)
-        self._run(self._codes(x)[0], x, gamma, beta, out, *stats)
-        return stats[0], stats[1]
-
-    def backward(
-        self, x: Array, gamma: Array, gs: Array, results: Array | None, sums: Array | None, scratch: Sequence[Array]
-    ) -> None:
-        (spare,), gamma = scratch, np.ascontiguousarray(gamma)
-        stats = self._forward(x, gamma, gamma, spare if results is None else results[0])  # written over below
-        unasked = np.empty((2, x.shape[-1]), np.float32)
-        for i, g in enumerate(gs):
-            result, total = spare if results is None else results[i], unasked if sums is None else sums[i]
-            self._run(self._codes(x)[1], x, g, *stats, gamma, gamma, result, *total)
-
-    def _codes(self, x: Array) -> tuple[Primitive, Primitive]:
-        return _codes(self._library, *x.shape, self._eps)
-
-    def _run(self, code: Primitive, *arrays: Array) -> None:
-        pad = np.empty(code.scratch, np.uint8)
-        with self._library.one_thread():
-            code.run(*map(address, arrays), scratch=address(pad) if code.scratch else 0)
-
-
-@lru_cache(maxsize=256)
-def _codes(library: OneDNN, rows: int, width: int, eps: float) -> tuple[Primitive, Primitive]:
-    return library.layer_norm(rows, width, eps)

@@ -7,8 +7,9 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.device import onednn, threads
+from tapegrad.device.numerics import layer_norm_onednn
 from tapegrad.errors import ShapeError
-from tapegrad.ops.rows import _layer_norm
+from tapegrad.ops.rows._layer_norm import Passes
 from tapegrad.tensor import from_array
 from tapegrad.testing import check_grads
 
@@ -34,20 +35,20 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_each_way_is_taken(way, dtype, monkeypatch, rng):
     found = []
-    for kind in (_layer_norm._ByOneDNN, _layer_norm._Passes):
+    for kind in (layer_norm_onednn.ByOneDNN, Passes):
         monkeypatch.setattr(
             kind, "forward", lambda self, *_, forward=kind.forward: found.append(type(self)) or forward(self, *_)
         )
     x = rng.normal(size=(3, 4)).astype(dtype)
     tg.layer_norm(x, x[0], x[1]).numpy()
-    assert found == [_layer_norm._ByOneDNN if (way, dtype) == ("oneDNN", "float32") else _layer_norm._Passes]
+    assert found == [layer_norm_onednn.ByOneDNN if (way, dtype) == ("oneDNN", "float32") else Passes]
 
 
 def test_what_the_library_has_no_fast_code_for_is_left_to_numpy(way, monkeypatch, rng):
     if way == "oneDNN":
-        monkeypatch.setattr(_layer_norm._ByOneDNN, "forward", None)
+        monkeypatch.setattr(layer_norm_onednn.ByOneDNN, "forward", None)
         monkeypatch.setattr(onednn, "_SLOW", (b"",))
-        _layer_norm._codes.cache_clear()
+        layer_norm_onednn._codes.cache_clear()
     x = rng.normal(size=(3, 4)).astype("float32")
     np.testing.assert_allclose(tg.layer_norm(x, x[0], x[1]).numpy(), reference(x, x[0], x[1]), rtol=1e-5, atol=1e-5)
 
