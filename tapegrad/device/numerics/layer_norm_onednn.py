@@ -29,7 +29,7 @@ def block_of(x: Array, most: int, eps: float) -> ByOneDNN | None:
 
 
 class ByOneDNN:
-    """Its machine code, in a quarter of the time; the derivative takes the rows' means and variances from forward."""
+    """Its machine code; the derivative takes the rows' means and variances from forward."""
 
     dtypes = (np.dtype(np.float32),)
 
@@ -49,6 +49,8 @@ class ByOneDNN:
     def backward(
         self, x: Array, gamma: Array, gs: Array, results: Array | None, sums: Array | None, scratch: Sequence[Array]
     ) -> None:
+        if not len(gs):  # of no rows of a Jacobian, or no examples
+            return
         (spare,), gamma = scratch, np.ascontiguousarray(gamma)
         stats = self._forward(x, gamma, gamma, spare if results is None else results[0])  # written over below
         unasked = np.empty((2, x.shape[-1]), np.float32)

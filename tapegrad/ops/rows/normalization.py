@@ -271,7 +271,7 @@ copied_p: Primitive = linear(
 def _packed(of_x: Tensor, of_gamma: Tensor, of_beta: Tensor) -> Tensor:
     """The inverse of ``_parts``."""
     leads = of_gamma.shape[:-1]
-    return concat([reshape(of_x, (*leads, of_x.size // max(1, prod(leads)))), of_gamma, of_beta], axis=-1)
+    return concat([reshape(of_x, (*leads, prod(of_x.shape[len(leads) :]))), of_gamma, of_beta], axis=-1)
 
 
 def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
@@ -284,7 +284,7 @@ def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps
         block.backward(x[rows], gamma, gs[:, rows], results[:, rows], sums[number], scratch)
 
     by_blocks(xp, x, block.dtypes, body)
-    xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), -1)), casting="unsafe")
+    xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), 2 * x.shape[-1])), casting="unsafe")
 
 
 @remembered
@@ -327,7 +327,9 @@ def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: P
     gamma, eps = operands[1], params["eps"]
     x, g = (for_all(operands[i], companions[i], n) for i in (0, 2))
     along = g * _scaled(x, _ones(x), eps)
-    of_gamma, of_beta = (reshape(sum_to(v, (n, *(1,) * (v.ndim - 2), v.shape[-1])), (n, -1)) for v in (along, g))
+    of_gamma, of_beta = (
+        reshape(sum_to(v, (n, *(1,) * (v.ndim - 2), v.shape[-1])), (n, v.shape[-1])) for v in (along, g)
+    )
     return _packed(barrier(layer_norm_vjp_x_p, x, gamma, g, eps=eps), of_gamma, of_beta)
 
 

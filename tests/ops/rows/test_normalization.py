@@ -66,6 +66,17 @@ def test_both_ways_agree_in_blocks_of_any_number_of_rows(rng):
             np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_no_rows_of_a_jacobian_and_no_examples(dtype, rng):
+    x, ones = tg.asarray(rng.normal(size=(3, 4)).astype(dtype)), tg.ones(4, dtype=dtype)
+    f = lambda x, gamma: tg.layer_norm(x, gamma, ones)
+    for argnums, shapes in (((0,), [(3, 4)]), ((1,), [(4,)]), ((0, 1), [(3, 4), (4,)])):
+        none = tg.jacobian(lambda *a: f(*a)[:0], argnums=argnums)(x, ones)
+        assert [j.shape for j in none] == [(0, 4, *shape) for shape in shapes]
+    pulled = tg.vmap(lambda ct: tg.vjp(f, x, ones)[1](ct))(tg.zeros((0, 3, 4), dtype=dtype))
+    assert [ct.shape for ct in pulled] == [(0, 3, 4), (0, 4)]
+
+
 def test_a_row_has_the_same_bits_among_others(rng):
     x, ct = (rng.normal(size=(1000, 130)).astype("float32") for _ in range(2))
     gamma = rng.normal(size=130).astype("float32")
