@@ -2,7 +2,7 @@
 
 A program is a pure function of the region's structure, so it is made once and kept.  Values are numbered: leaves first,
 then outputs, then scratch.  A step applies one primitive to numbered values and writes another.  Interiors live in
-scratch that is reused as soon as its last reader has run; a ufunc may write over an operand that dies with it.
+scratch that is reused as soon as its last reader has run; most ufuncs may write over an operand that dies with them.
 """
 
 from __future__ import annotations
