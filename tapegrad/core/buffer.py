@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tapegrad.core.node import Node
 
+_new = object.__new__
 NOTHING: tuple[Buffer, ...] = ()
 fills = 0
 """How many pending buffers have got their bytes; as long as it is the same, results of a walk over them hold."""
@@ -89,6 +90,17 @@ class Postponed(Buffer):
     def __init__(self, node: Node, inputs: tuple[Buffer, ...], errors: Any) -> None:
         super().__init__(None, node, inputs)
         self.errors, self.postponed = errors, True
+
+
+def holding(arrays: Iterable[Any], nodes: Iterable[Node]) -> list[Buffer]:
+    """A buffer of each node, with its array, which has bytes of its own; many of them without calls of ``__init__``."""
+    made: list[Buffer] = []
+    for array, node in zip(arrays, nodes, strict=True):
+        b = _new(Buffer)
+        b.array, b.node, b.keeps, b.span, b.loop = array, node, NOTHING, None, None
+        _got_bytes(ref(b, _gone))
+        made.append(b)
+    return made
 
 
 uncounted: set[ref[Buffer]] = set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +38,10 @@ class Device(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """An uninitialised C-contiguous array from the device's pool."""
+
+    def arrays(self, lies: Iterable[tuple[tuple[int, ...], DType]]) -> list[Array]:
+        """Such an array of each shape and dtype."""
+        return list(starmap(self.empty, lies))
 
     @abstractmethod
     def array(self, x: object, dtype: DType | None = None, copy: bool = True) -> Any:

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from tapegrad.core import account, state
 from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.buffer import NOTHING, Buffer, Postponed
-from tapegrad.core.node import LEAF, NO_PARAMS, Node, leaf
+from tapegrad.core.buffer import NOTHING, Buffer, Postponed, holding
+from tapegrad.core.node import NO_PARAMS, Node, leaf, leaves
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
 from tapegrad.core.run import runs_of
@@ -32,7 +32,7 @@ from tapegrad.engine.evaluate import SPECIAL, announce, apart, array_of, arrays_
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
-_new = Buffer.__new__
+_new = object.__new__
 CONSTANTS: dict[Any, Buffer] = {}
 _LEAST_CREATED = 2**20
 """Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
@@ -285,7 +285,7 @@ class Executor:
 
     def _values(self, work: make.Function) -> list[Buffer]:
         arrays, passes = self.do(work), tally.taken()
-        results = [Buffer(array, Node(LEAF, NO_PARAMS, aval)) for array, aval in zip(arrays, work.avals, strict=True)]
+        results = holding(arrays, leaves(work.avals))
         if work.is_kernel:
             account.current.ran(work.names, [(work.reads, arrays)])
             account.current.passed(passes)
@@ -322,13 +322,11 @@ class Executor:
         return temporaries, self.do(work, temporaries)
 
     def _temporaries(self, work: Work) -> list[Array]:
-        return [work.device.empty(*lies) for lies in work.temporaries]
+        return work.device.arrays(work.temporaries)
 
     def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
         """The arrays that ``work`` writes."""
-        outputs = []
-        for shape, dtype in work.writes:
-            outputs.append(work.device.empty(shape, dtype))
+        outputs = work.device.arrays(work.writes) if work.writes else []
         if temporaries is None:
             temporaries = self._temporaries(work) if work.temporaries else []
         return work.run(outputs, temporaries)
@@ -418,11 +416,14 @@ class Plain(Executor):
                 array = prim.impl(node.aval.device.xp, array, **node.params)
                 while source.keeps:
                     source = source.keeps[0]
-                out = Buffer(array, node, (source,))
+                out = _new(Buffer)  # without `__init__`, as in `Counted.elementwise`
+                out.array, out.node, out.keeps, out.span, out.loop = array, node, (source,), None, None
             else:
                 out = self._barrier(node, inputs, [array], None)
-        else:
+        elif prim.beside is not None or isinstance(prim, (Reduction, Drawn)):
             out = self.run_barrier(node, inputs)
+        else:
+            out = self._barrier(node, inputs, arrays_of(inputs), None)
         for recorder in thread.recorders:
             recorder.record(node, inputs, out)
         return out

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import NO_PARAMS, Node
+from tapegrad.core.node import NO_PARAMS, Node, next_index
 from tapegrad.core.primitive import Elementwise, Primitive, Site
 from tapegrad.core.state import thread
 from tapegrad.device import dtypes
@@ -94,6 +94,7 @@ def elementwise_on(prim: Elementwise, inputs: tuple[Buffer, ...], site: Site) ->
 _buffer_of: Callable[[Tensor], Buffer] = attrgetter("_buffer")
 _aval_of: Callable[[Tensor], ShapedArray] = attrgetter("_buffer.node.aval")
 _device_of = attrgetter("device")
+_new = object.__new__
 
 
 def bind(prim: Elementwise, *xs: Tensor) -> Tensor:
@@ -125,8 +126,16 @@ def by_product(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:
 
 def barrier(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:
     """Apply any other primitive to tensors."""
-    avals = list(map(_aval_of, xs))
     buffers = tuple(map(_buffer_of, xs))
-    if len(set(map(_device_of, avals))) > 1:
-        on_one_device(prim.name, buffers)
-    return Tensor(thread.executor.apply(Node(prim, params, prim.infer(*avals, **params)), buffers))
+    node = _new(Node)  # without `__init__`, whose call takes longer; so below, where many nodes are made
+    node.prim, node.params, node.site, node.index = prim, params, None, next_index()
+    if len(xs) == 1:
+        node.aval = prim.infer(buffers[0].node.aval, **params)
+    else:
+        avals = list(map(_aval_of, xs))
+        if len(set(map(_device_of, avals))) > 1:
+            on_one_device(prim.name, buffers)
+        node.aval = prim.infer(*avals, **params)
+    out = _new(Tensor)
+    out._buffer = thread.executor.apply(node, buffers)
+    return out
