@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tapegrad import nest
@@ -261,6 +262,12 @@ class Tensor:
         def conj(self) -> Tensor: ...
         def flatten(self) -> Tensor: ...
         def ravel(self) -> Tensor: ...
+
+
+for _name in ("shape", "dtype", "device", "ndim", "size", "nbytes"):
+    # As written above, but looked up without a call of a function in Python: operations ask for them all the time.
+    _written = getattr(Tensor, _name)
+    setattr(Tensor, _name, property(attrgetter(f"_buffer.node.aval.{_name}"), doc=_written.__doc__))
 
 
 class Ref(Generic[T]):

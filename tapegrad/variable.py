@@ -161,7 +161,9 @@ class Variable:
         content = self._cell.get(self)
         for recorder in thread.recorders:
             recorder.read(self, content)
-        return Tensor(content)
+        out = _new(Tensor)
+        out._buffer = content
+        return out
 
     value = read_value = read
 
@@ -288,6 +290,7 @@ class Variable:
 
 
 _cell_of = attrgetter("_cell")
+_new = object.__new__
 
 
 def contents(variables: Sequence[Variable]) -> list[Buffer]:

@@ -39,6 +39,7 @@ Cotangents = dict[int, Any]
 """Cotangents by node index: tensors, or where rules return some rows of them alone IndexedSlices; of small values
 buffers, arrays that may become buffers, or plain arrays."""
 _MOST_SUMS = 1024
+_new = object.__new__
 
 
 def backward(
@@ -190,8 +191,11 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     """Add the cotangents of one node's inputs to those in the walk."""
     node, inputs, plan, kept = record.node, record.inputs, record.plan, record.residuals
     residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be recomputed
-    values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
-    del residuals
+    values: dict[int, Tensor] = {}
+    for slot, residual in zip(plan.slots, residuals, strict=True):
+        value = values[slot] = _new(Tensor)
+        value._buffer = residual
+    residuals = residual = value = None  # type: ignore[assignment]  # nothing but `values` holds them
     for i in plan.lacking:
         if path is None or inputs[i].index in path:
             raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")
@@ -199,12 +203,18 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     if plan.pulls and plan.pulls[0][1].joint:
         _pull_jointly(record, ct, values, plain, cts, path, lead)
         return
+    direct = node.site is None and node.aval.dtype.kind != "c"  # most often; as `apply_rule` does it
     for i, rule in plan.pulls:
         target = inputs[i]
         if path is not None and target.index not in path:
             continue
         if lead is None:
-            g: Any = ct if rule.constant == 1 else apply_rule(node, rule, i, ct, values, plain, node.params)
+            if rule.constant == 1:
+                g: Any = ct
+            elif direct and rule.constant is None:
+                g = rule(ct, values, plain, node.params, i)
+            else:
+                g = apply_rule(node, rule, i, ct, values, plain, node.params)
             if type(g) is Sliced:
                 accumulate(cts, target.index, from_rule(g))
                 continue

@@ -14,6 +14,7 @@ from tapegrad.core import account
 from tapegrad.core.buffer import NOTHING, Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Effect, Recipes, Recorder
+from tapegrad.core.references import ASKED, count
 from tapegrad.core.state import during, thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import TapeError
@@ -136,7 +137,10 @@ class Recording:
                 kept.append(record)
                 needed.update(n.index for n in record.followed)
             elif graph is None:
-                if record.held():
+                if type(record) is Applied and record.plan.kept_result is None:  # most often: `held` without a call
+                    if count(record.node) - ASKED > 1:
+                        kept.append(record)
+                elif record.held():
                     kept.append(record)
             elif type(record) is Applied and record.node.index in needed:  # most often
                 kept.append(record)

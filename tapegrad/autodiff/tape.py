@@ -154,8 +154,12 @@ class GradientTape(Recording):
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """A variable was read (told by the variable)."""
-        if (self._watch_accessed and variable._trainable) or variable._number in self._variables:
-            self._watch_variable(variable, value)
+        number, node = variable._number, value.node
+        if (self._watch_accessed and variable._trainable) or number in self._variables:  # as `_watch_variable` does it
+            self._variables[number] = variable
+            if node.aval.smooth:
+                self._values.setdefault(number, set()).add(node.index)
+                self._tracked.add(node.index)
 
     # Differentiation -------------------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ class GradientTape(Recording):
         records, consume = self._take()
         seed, columns = rows.batch_basis(node.aval)
         grads = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
-        return rows.batch_result(self._sum(grads, source), node.aval, inner.aval, columns)
+        return rows.batch_result(self._sums(grads, [source])[0], node.aval, inner.aval, columns)
 
     def _take(self) -> tuple[list[Record], bool]:
         """The records to walk, and whether the walk may drop them."""
@@ -285,27 +289,32 @@ class GradientTape(Recording):
             cts.pop(index, None)
         return joint.path, joint.forced
 
-    def _indices(self, source: Tensor | Variable) -> set[int]:
-        """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
-        if isinstance(source, Variable):
-            return self._values.get(source._number, set()) | {source._cell.get().node.index}
-        return {source._buffer.node.index}
+    def _indices(self, variable: Variable) -> set[int]:
+        """The values that stand for a variable: all that was read, and the present one."""
+        return {variable._cell.get().node.index}.union(self._values.get(variable._number, ()))
 
-    def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
-        if isinstance(source, Tensor):
-            node = source._buffer.node
-            return grads.get(node.index) if node.aval.smooth else None
-        total = None
-        for index in sorted(self._indices(source)) if source._aval.smooth else ():
-            if index in grads:
-                total = grads[index] if total is None else total + grads[index]
-        return total
+    def _sums(self, grads: dict[int, Tensor], sources: Sequence[Tensor | Variable]) -> list[Tensor | None]:
+        """The cotangent of each source: of a variable, the sum over all its readings."""
+        now = iter(held([s for s in sources if isinstance(s, Variable)]))
+        totals: list[Tensor | None] = []
+        for source in sources:
+            if isinstance(source, Variable):
+                indices = {next(now).node.index}.union(self._values.get(source._number, ()))
+                aval = source._aval
+            else:
+                indices, aval = {source._buffer.node.index}, source._buffer.node.aval
+            total = None
+            for index in sorted(indices) if aval.smooth else ():
+                if index in grads:
+                    total = grads[index] if total is None else total + grads[index]
+            totals.append(total)
+        return totals
 
     def _results(
         self, grads: dict[int, Tensor], sought: Sequence[Tensor | Variable], zero: bool, lead: tuple[int, ...] = ()
     ) -> list[Any]:
         """The gradient of each source; of one that nothing depends on None, or if ``zero`` zeros."""
-        totals: list[Any] = [self._sum(grads, source) for source in sought]
+        totals: list[Any] = self._sums(grads, sought)
         labels: list[tuple[Buffer, str]] = []
         for i, (total, source) in enumerate(zip(totals, sought, strict=True)):
             if isinstance(total, Tensor | IndexedSlices):

@@ -69,7 +69,7 @@ def require(status: int) -> None:
 class Handle:
     """One thread's handle on one device.  ``multiply(value, ...)`` is ``cublasGemmStridedBatchedEx``."""
 
-    __slots__ = ("_device", "_library", "_mode", "_workspace", "multiply", "stream", "value")
+    __slots__ = ("_device", "_library", "_workspace", "mode", "multiply", "stream", "value")
 
     def __init__(self, library: Any, xp: Any, device: Any) -> None:
         self._library, self._device = library, device
@@ -79,7 +79,8 @@ class Handle:
         self.value = value
         self.stream: int | None = None
         """The stream that it works on."""
-        self._mode = DEFAULT_MATH
+        self.mode = DEFAULT_MATH
+        """The math mode that it uses."""
         self._workspace = fresh_workspace(xp, device)
 
     def follow(self, stream: int) -> None:
@@ -89,10 +90,9 @@ class Handle:
         self.stream = stream
 
     def turn(self, mode: int) -> None:
-        """Use a math mode."""
-        if mode != self._mode:
-            require(self._library.cublasSetMathMode(self.value, mode))
-            self._mode = mode
+        """Use a math mode, which is not the present one."""
+        require(self._library.cublasSetMathMode(self.value, mode))
+        self.mode = mode
 
     def __del__(self, at_exit: Any = sys.is_finalizing) -> None:
         if not at_exit() and getattr(self, "value", None):

@@ -160,7 +160,9 @@ def _multiply(xp: Any, product: _Product, x: Any, y: Any, out: Any, temporaries:
     stream = xp.cuda.get_current_stream().ptr
     if stream != own.stream:
         own.follow(stream)
-    own.turn(cublas.NO_HALF_SUMS if width == 2 else cublas.DEFAULT_MATH)
+    mode = cublas.NO_HALF_SUMS if width == 2 else cublas.DEFAULT_MATH
+    if own.mode != mode:
+        own.turn(mode)
     one, zero = _one_and_zero[factors]
     m, n, k, a, b, (count, step_a, step_b, step_out), outer, copies = product
     if copies:

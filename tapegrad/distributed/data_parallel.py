@@ -174,11 +174,13 @@ class GradientTape(Tape):
         sizes = [(v.size * v.dtype.itemsize, (v.dtype, v.device, gradient_piece(v) is None)) for v in ordered]
         return [[order[i] for i in bucket] for bucket in buckets(sizes, self._bucket_bytes)]
 
-    def _sum(self, grads: dict[int, Tensor], source: Tensor | Variable) -> Tensor | None:
-        if isinstance(source, Variable) and source.construction_number in self._reduced:
-            found: Any = self._reduced[source.construction_number]
-            return found
-        return super()._sum(grads, source)
+    def _sums(self, grads: dict[int, Tensor], sources: Sequence[Tensor | Variable]) -> list[Tensor | None]:
+        reduced = [isinstance(s, Variable) and s.construction_number in self._reduced for s in sources]
+        others = iter(super()._sums(grads, [s for s, done in zip(sources, reduced, strict=True) if not done]))
+        totals: list[Any] = []
+        for source, done in zip(sources, reduced, strict=True):
+            totals.append(self._reduced[source._number] if done and isinstance(source, Variable) else next(others))
+        return totals
 
 
 class _Sums:
@@ -202,7 +204,7 @@ class _Sums:
         """Start the sum of a bucket's gradients: zeros where this rank has none."""
         group = self._tape._group
         variables = [self._variables[i] for i in bucket]
-        found = [Tape._sum(self._tape, grads, v) for v in variables]
+        found = Tape._sums(self._tape, grads, variables)
         for i, g in zip(bucket, found, strict=True):
             self._there[i] = g is not None
         if gradient_piece(variables[0]) is not None:

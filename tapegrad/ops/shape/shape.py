@@ -7,9 +7,10 @@ rest are plain functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, SupportsIndex
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, counted_axes, normalize_axes, normalize_axis
 from tapegrad.core.primitive import Sample, linear
@@ -44,6 +45,7 @@ def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, c
 
 
 _INTEGERS = {int}
+_MOST_ORDERS = 4096
 
 
 def flat_or_along(op: str, x: Tensor, axis: int | None) -> tuple[Tensor, int]:
@@ -75,16 +77,17 @@ def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     """The dimensions in the order ``axes``.  Raises AxisError unless it names each dimension once."""
     x = x if type(x) is Tensor else tensor("permute_dims", x)
     aval = x._buffer.node.aval
-    order = counted_axes("permute_dims", axes, aval.ndim)
-    if sorted(order) != list(range(aval.ndim)):
-        raise AxisError(
-            f"permute_dims: axes {tuple(axes)} are not an order of the {aval.ndim} dimensions of {aval.shape}"
-        )
-    return _permuted(x, order)
+    order = (_order if _INTEGERS.issuperset(map(type, axes)) else _order.__wrapped__)(aval.shape, *axes)
+    return identity_of(x) if order is None else barrier(permute_p, x, axes=order)
 
 
-def _permuted(x: Tensor, order: list[int]) -> Tensor:
-    return identity_of(x) if order == list(range(len(order))) else barrier(permute_p, x, axes=tuple(order))
+@lru_cache(_MOST_ORDERS)
+def _order(shape: Shape, *axes: SupportsIndex) -> tuple[int, ...] | None:
+    """The axes of an array of ``shape`` counted from the first; None where they keep its order.  Raises AxisError."""
+    order = counted_axes("permute_dims", axes, len(shape))
+    if sorted(order) != list(range(len(shape))):
+        raise AxisError(f"permute_dims: axes {axes} are not an order of the {len(shape)} dimensions of {shape}")
+    return None if order == list(range(len(shape))) else tuple(order)
 
 
 broadcast_p = linear(
@@ -203,13 +206,22 @@ def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequ
     places = destination if isinstance(destination, (tuple, list)) else (destination,)
     if len(sources) != len(places):
         raise AxisError(f"moveaxis: {len(sources)} sources for {len(places)} destinations")
-    ndim = x._buffer.node.aval.ndim
-    moved = counted_axes("moveaxis", sources, ndim)
-    origin = dict(zip(counted_axes("moveaxis", places, ndim), moved, strict=True))
-    if len(origin) != len(places) or len(set(moved)) != len(places):
-        raise AxisError(f"moveaxis: {source} to {destination} names a dimension twice")
+    axes, ndim = (*sources, *places), x._buffer.node.aval.ndim
+    order = (_moved if _INTEGERS.issuperset(map(type, axes)) else _moved.__wrapped__)(ndim, *axes)
+    return identity_of(x) if order is None else barrier(permute_p, x, axes=order)
+
+
+@lru_cache(_MOST_ORDERS)
+def _moved(ndim: int, *axes: SupportsIndex) -> tuple[int, ...] | None:
+    """The order of axes after the first half of ``axes`` has moved to the places of the second; None: as before."""
+    half = len(axes) // 2
+    moved, places = counted_axes("moveaxis", axes[:half], ndim), counted_axes("moveaxis", axes[half:], ndim)
+    if len(set(places)) != half or len(set(moved)) != half:
+        raise AxisError(f"moveaxis: {list(axes[:half])} to {list(axes[half:])} names a dimension twice")
+    origin = dict(zip(places, moved, strict=True))
     rest = iter([a for a in range(ndim) if a not in moved])
-    return _permuted(x, [origin[i] if i in origin else next(rest) for i in range(ndim)])
+    order = tuple([origin[i] if i in origin else next(rest) for i in range(ndim)])
+    return None if order == tuple(range(ndim)) else order
 
 
 def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
