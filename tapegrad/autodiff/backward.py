@@ -80,14 +80,14 @@ def _walk(
     forced: AbstractSet[int],
     slices: bool,
 ) -> dict[int, Any]:
-    who = account.current
+    told = account.current.differentiating
     unseen = lead is None and not thread.recorders
     pull = thread.executor.pull
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
         if type(record) is Called:
-            if record.results:
-                who.differentiating(record.results[0].index)
+            if record.results and told is not None:
+                told(record.results[0].index)
             _pull_call(record, cts, keep, path, lead, forced)
             continue
         index = record.node.index
@@ -108,7 +108,8 @@ def _walk(
         if unseen and record.plan.quick and _pull_small(record, pull, ct, cts, path):
             del record, ct
             continue
-        who.differentiating(index)
+        if told is not None:
+            told(index)
         _pull(record, ct if type(ct) is Tensor else tensor_of(ct, record.node.aval), cts, path, lead)
         del record, ct
     found = {}

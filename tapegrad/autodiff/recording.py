@@ -94,7 +94,8 @@ class Recording:
             slot = plan.slots[0]
             residuals = (out if slot < 0 else inputs[slot],)
         elif plan.slots:
-            residuals = tuple([out if slot < 0 else inputs[slot] for slot in plan.slots])
+            there = (*inputs, out)  # slot -1 is the result
+            residuals = tuple(map(there.__getitem__, plan.slots))
         record = Applied()
         record.node, record.inputs, record.plan = node, nodes, plan
         record.residuals = account.current.recorded(self, node, residuals) if residuals else NOTHING

@@ -142,8 +142,8 @@ class Account:
         """What ``f(*args)``, a gradient walk of this thread, returns."""
         return f(*args)
 
-    def differentiating(self, index: int) -> None:
-        """The walk has come to the node of that index."""
+    differentiating: Callable[[int], None] | None = None
+    """Called with the index of the node that the walk has come to; None: it is of no interest, and costs no call."""
 
     def rerun(self, f: Callable[..., T], *args: object, shift: int = 0) -> T:
         """What ``f(*args)``, the rerun of a checkpointed function, returns: its values existed before.

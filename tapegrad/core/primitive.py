@@ -45,9 +45,7 @@ class Sample:
     domain: tuple[float, float] | None = None
 
     def __init__(self, *operands: object, domain: tuple[float, float] | None = None, **params: object) -> None:
-        object.__setattr__(self, "operands", operands)
-        object.__setattr__(self, "params", params)
-        object.__setattr__(self, "domain", domain)
+        vars(self).update(operands=operands, params=params, domain=domain)  # it is frozen
 
 
 class Bad(Sample):
@@ -55,15 +53,14 @@ class Bad(Sample):
 
     def __init__(self, *operands: object, error: type[Exception], **params: Any) -> None:
         super().__init__(*operands, **params)
-        object.__setattr__(self, "error", error)
+        vars(self)["error"] = error
 
 
 class Linearity(Enum):
     """The operands in which a primitive is linear."""
 
     NONE = "general"
-    FIRST = "linear"
-    """In its first operand."""
+    FIRST = "linear"  # in its first operand
     ALL = "variadic linear"
     """In all operands together, however many."""
     EACH = "bilinear"
@@ -191,6 +188,8 @@ class View(Primitive):
 
     impl: Function
     """``impl(xp, array, **params) -> array``."""
+    method: str = ""
+    """The method of arrays that does the same, given the values of the parameters; empty: there is none."""
     copies: bool = False
     """Whether it has to copy where the operand's memory does not allow a view."""
     view = True
@@ -409,6 +408,7 @@ class Fields(TypedDict, total=False):
 
     view: bool
     copies: bool
+    method: str  # of arrays, that gives the view
     reduce: str  # the ufunc of a reduction, which needs no impl
     gathers: bool
     cxx_drawn: str  # the template of what is drawn

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import gc as garbage
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import starmap
 from math import prod
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,11 +28,12 @@ from tapegrad.device import cpu, cublas, cudnn, cxx, foreign, phantom
 from tapegrad.device.base import Device
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.cudnn import CuDNN
+from tapegrad.device.graphs import Scratch, captured, refused
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.pressure import outside, pool_room, retried
 from tapegrad.device.probe import Probe, look
 from tapegrad.device.types import Array, DType, Namespace
-from tapegrad.errors import DeviceError, GraphError, KernelError
+from tapegrad.errors import DeviceError, KernelError
 
 T = TypeVar("T")
 
@@ -112,8 +114,8 @@ class CudaDevice(Device):
             collects = garbage.isenabled()
             garbage.disable()  # what is collected may unload a module or destroy an event
             try:
-                with stream, self.xp.cuda.using_allocator(_refused if scratch is None else scratch):
-                    return _captured(stream, f)
+                with stream, self.xp.cuda.using_allocator(refused if scratch is None else scratch):
+                    return captured(stream, f)
             finally:
                 self._capturing.discard(stream.ptr)
                 if collects:
@@ -154,6 +156,14 @@ class CudaDevice(Device):
             what = f"{dtype.name}{list(shape)}"
             again = lambda: self.call(self.xp.empty, shape, dtype)
             return retried(e, self, what, prod(shape) * dtype.itemsize, again)
+
+    def arrays(self, lies: Iterable[tuple[tuple[int, ...], DType]]) -> list[Any]:
+        """As :meth:`empty` makes each; in one go where there is nothing to wait for."""
+        busy = self._busy
+        if self._runtime.getDevice() == self.index and len(busy) == 1 and self._stream_of().ptr in busy:
+            with suppress(MemoryError):  # each is tried again
+                return list(starmap(self.xp.empty, lies))
+        return super().arrays(lies)
 
     def give_back(self) -> None:
         """Unused blocks go from CuPy's pool to the driver: neighbours become one."""
@@ -363,64 +373,6 @@ class CudaDevice(Device):
                 raise
             again = lambda: self.call(function, grid, block, args, shared_mem=shared)
             retried(lack, self, "a kernel's memory", 0, again)
-
-
-class Scratch:
-    """Lends memory that is there already, after each ``restart`` from its beginning: works of a graph share it."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device, self._memory = device, None
-        self._size = self._at = 0
-        self.lacks = 0
-        """Bytes that would have been enough, if they were not."""
-
-    def use(self, memory: Any) -> None:
-        """Lend the bytes of an array from now on."""
-        self._memory, self._size = memory, memory.nbytes
-        self.restart()
-
-    def restart(self) -> None:
-        """What has been lent is wanted no more."""
-        self._at = self.lacks = 0
-
-    def __call__(self, nbytes: int) -> Any:
-        """A pointer to that many bytes, as CuPy's allocators give it.  Raises GraphError."""
-        start, self._at = self._at, self._at + -(-nbytes // _APART) * _APART
-        if self._at > self._size or self._memory is None:
-            self.lacks = self._at
-            raise GraphError(f"{nbytes} bytes are allocated, which a CUDA graph must not do")
-        cuda = self._device.xp.cuda
-        owned = cuda.UnownedMemory(self._memory.data.ptr + start, nbytes, self._memory, self._device.index)
-        return cuda.MemoryPointer(owned, 0)
-
-
-_APART = 512
-"""Bytes of which places in scratch memory are multiples, as in CuPy's pool."""
-
-
-def _refused(nbytes: int) -> NoReturn:
-    raise GraphError(f"{nbytes} bytes are allocated, which a CUDA graph must not do")
-
-
-def _captured(stream: Any, f: Callable[[], object]) -> Any:
-    """The graph of what ``f`` asks of the current stream, which is ``stream``.  Raises GraphError."""
-    failure: Exception | None = None
-    stream.begin_capture()
-    try:
-        f()
-    except Exception as e:
-        failure = e
-    finally:  # always: otherwise the stream would continue to capture
-        try:
-            graph = stream.end_capture()
-        except Exception as e:
-            failure = failure or e
-    try:
-        if failure is not None:
-            raise GraphError(f"{type(failure).__name__}: {failure}") from failure
-        return graph
-    finally:
-        failure = None  # its traceback refers to this frame
 
 
 _found: list[Probe] = []

@@ -13,6 +13,7 @@ long because: there is one path of an application, and of a work, of which each 
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from tapegrad.core import account, state
@@ -33,6 +34,8 @@ from tapegrad.engine.work import Work
 
 T = TypeVar("T")
 _new = object.__new__
+_array = attrgetter("array")
+_NOT_THERE = {*SPECIAL, type(None)}
 CONSTANTS: dict[Any, Buffer] = {}
 _LEAST_CREATED = 2**20
 """Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
@@ -75,7 +78,9 @@ class Executor:
         ``ct``: an array, a buffer, or what :meth:`Steps.together` makes.  None: some value is not there, so the rules
         themselves must run.
         """
-        account.current.differentiating(node.index)
+        told = account.current.differentiating
+        if told is not None:
+            told(node.index)
         if not isinstance(ct, Buffer):
             ct = ct.buffer() if hasattr(ct, "buffer") else Buffer(ct, leaf(node.aval))
         values = residuals if isinstance(residuals, tuple) else residuals.restored()
@@ -156,7 +161,8 @@ class Executor:
         if into is not None:
             into.span, into.loop = span, loop
             return into
-        out = Buffer(None, node, inputs, span, loop)
+        out = _new(Buffer)  # it is told of when it gets its bytes
+        out.array, out.node, out.keeps, out.span, out.loop = None, node, inputs, span, loop
         if who is not None:
             who.deferred(out)
         return out
@@ -259,7 +265,7 @@ class Executor:
         """A buffer for the first of the ``outputs`` made of ``arrays``; the account is told of the work."""
         who = account.current
         passes = tally.taken() if tally.said.passes else ()
-        out = Buffer(outputs[0], node) if into is None else _filled(outputs[0], node, into)
+        out = _filled(outputs[0], node, into)
         told = work.temporaries or getattr(node.prim, "gathers", False)
         who.ran(work.names, work.moves(outputs, []) if told else [(arrays, outputs)])
         if passes:
@@ -328,7 +334,7 @@ class Executor:
         """The arrays that ``work`` writes."""
         outputs = work.device.arrays(work.writes) if work.writes else []
         if temporaries is None:
-            temporaries = self._temporaries(work) if work.temporaries else []
+            temporaries = work.device.arrays(work.temporaries) if work.temporaries else []
         return work.run(outputs, temporaries)
 
 
@@ -413,7 +419,10 @@ class Plain(Executor):
             if array is None or type(array) in SPECIAL:
                 array = array_of(source)
             if not prim.copies or array.flags.c_contiguous:  # as :meth:`viewed` does it
-                array = prim.impl(node.aval.device.xp, array, **node.params)
+                if prim.method:
+                    array = getattr(array, prim.method)(*node.params.values())
+                else:
+                    array = prim.impl(node.aval.device.xp, array, **node.params)
                 while source.keeps:
                     source = source.keeps[0]
                 out = _new(Buffer)  # without `__init__`, as in `Counted.elementwise`
@@ -423,7 +432,10 @@ class Plain(Executor):
         elif prim.beside is not None or isinstance(prim, (Reduction, Drawn)):
             out = self.run_barrier(node, inputs)
         else:
-            out = self._barrier(node, inputs, arrays_of(inputs), None)
+            arrays = list(map(_array, inputs))
+            if not _NOT_THERE.isdisjoint(map(type, arrays)):
+                arrays = arrays_of(inputs)
+            out = self._barrier(node, inputs, arrays, None)
         for recorder in thread.recorders:
             recorder.record(node, inputs, out)
         return out
@@ -444,7 +456,9 @@ class Plain(Executor):
     def _told(self, work: Work, arrays: list[Array], outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
         if tally.said.passes:
             tally.taken()
-        return Buffer(outputs[0], node) if into is None else _filled(outputs[0], node, into)
+        if into is not None:
+            return _filled(outputs[0], node, into)
+        return Buffer(outputs[0], node)
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: this is the path of every small operation."""

@@ -13,7 +13,7 @@ from typing import Any
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import NO_PARAMS, Node, leaf
+from tapegrad.core.node import NO_PARAMS, Node, leaf, next_index
 from tapegrad.core.primitive import Elementwise, Primitive, elementwise
 from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, Device, asdevice, cuda_index, current_device, dtypes
@@ -41,6 +41,7 @@ Strong = Tensor | complex
 SCALARS = (bool, int, float, complex)
 _LONG = (dtypes.float64, dtypes.complex128)
 _MOST_CONSTANTS = 256
+_new = object.__new__
 
 
 def constant(value: complex, dtype: DType, device: Device) -> Buffer:
@@ -283,7 +284,11 @@ def unary(
             buffer = x._buffer
             site = memo.get(buffer.node.aval)
             if site is not None:
-                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (buffer,)))
+                node, out = _new(Node), _new(Tensor)  # as in `barrier`
+                node.prim, node.params, node.aval, node.site = prim, NO_PARAMS, site.aval, site
+                node.index = next_index()
+                out._buffer = thread.executor.elementwise(node, (buffer,))
+                return out
         (t,) = promote(name, (x,), to)
         aval = t._buffer.node.aval
         chosen = narrow if narrow is not None and aval.narrow else prim
@@ -327,31 +332,28 @@ def _binary(prim: Elementwise, to: ToDType | None, polite: bool) -> Callable[[An
     def op(x: TensorLike, y: TensorLike, /) -> Any:
         if named_by_policy and thread.autocasts:
             x, y = by_policy(name, (x, y))
+        if type(x) is Variable:
+            x = x._content()
+        if type(y) is Variable:
+            y = y._content()
+        site = None
         if type(x) is Tensor:
             bx = x._buffer
             if type(y) is Tensor:
                 by = y._buffer
                 site = memo.get((bx.node.aval, by.node.aval))
-                if site is not None:
-                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
             elif (type(y) is float or type(y) is int) and bx.node.aval.smooth:
                 by = constant(y, bx.node.aval.dtype, bx.node.aval.device)
                 site = memo.get((bx.node.aval, by.node.aval))
-                if site is not None:
-                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
         elif type(y) is Tensor and (type(x) is float or type(x) is int) and y._buffer.node.aval.smooth:
             by = y._buffer
             bx = constant(x, by.node.aval.dtype, by.node.aval.device)
             site = memo.get((bx.node.aval, by.node.aval))
-            if site is not None:
-                return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
-        if type(x) is Variable or type(y) is Variable:
-            x, y = (v._content() if type(v) is Variable else v for v in (x, y))
-            if type(x) is Tensor is type(y):
-                bx, by = x._buffer, y._buffer
-                site = memo.get((bx.node.aval, by.node.aval))
-                if site is not None:
-                    return Tensor(thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), (bx, by)))
+        if site is not None:
+            node, out = _new(Node), _new(Tensor)  # as in `barrier`
+            node.prim, node.params, node.aval, node.site, node.index = prim, NO_PARAMS, site.aval, site, next_index()
+            out._buffer = thread.executor.elementwise(node, (bx, by))
+            return out
         try:
             tx, ty = promote(name, (x, y), to)
         except NotATensorError:

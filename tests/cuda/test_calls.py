@@ -15,9 +15,9 @@ from shim import standin
 import tapegrad as tg
 
 PACKAGE = str(Path(tg.__file__).parent)
-MOST = 93
+MOST = 73
 """Calls a launched kernel, calls of cuBLAS not counted among these.  (Of a program that once took 193 for each of 30;
-now fewer kernels share fewer calls than 70 for each of 30.)"""
+now fewer kernels share fewer calls than 54 for each of 30.)"""
 
 
 def step(device: Any) -> Callable[[], Any]:
@@ -89,4 +89,4 @@ def test_a_stream_is_asked_for_no_more_than_once_for_what_it_is_given(cuda: Any,
     found = calls(run)
     kinds = Counter(event.kind for event in standin.events)
     works = sum(n for name, n in found.items() if name.startswith("/engine/make.py") and name.endswith(" run"))
-    assert asked[0] == kinds["malloc"] + kinds["launch"] + works
+    assert asked[0] <= kinds["malloc"] + kinds["launch"] + works  # once for all arrays of a work

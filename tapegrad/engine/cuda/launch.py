@@ -113,7 +113,7 @@ class Ready:
     whether nothing is to be computed; ``by_value``: which leaves are numbers; ``full``, ``results``: which targets are
     of full size, and which come of reductions; ``places``: lengths and strides of leaves; ``sizes``: the arguments
     after the outputs; ``parts``: of a split reduction, shapes and dtypes of the arrays in between, and of the counts of
-    blocks that have come; ``drawn``: which nodes draw.
+    blocks that have come, together ``scratch_bytes``; ``drawn``: which nodes draw.
     """
 
     names: tuple[str, ...]
@@ -128,6 +128,7 @@ class Ready:
     grid: tuple[int, ...]
     parts: list[Lies]
     drawn: list[int]
+    scratch_bytes: int = 0
 
 
 _ready: dict[Any, Ready] = {}
@@ -165,8 +166,7 @@ class Launch(Work):
         self.names, self.temporaries = ready.names, ready.parts
         self.writes = list(map(_lies, targets))
         self.keys = [region.order[i].node.params for i in ready.drawn] if ready.drawn else ()
-        if self.temporaries:
-            self.scratch_bytes = nbytes_of(self.temporaries)
+        self.scratch_bytes = ready.scratch_bytes
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
         """Of each kernel: the arrays that it reads, and those that it writes."""
@@ -290,6 +290,7 @@ def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> 
     if form.split:
         ready.parts = [((split.parts * loop.writes,), r.wide) for r in element.reductions_of(stages.totals)]
         ready.parts.append(((groups,), uint64))
+        ready.scratch_bytes = nbytes_of(ready.parts)
 
 
 def _compiled(

@@ -169,14 +169,14 @@ class LayerNormalization(Normalization):
         self.axis = (axis,) if isinstance(axis, int) else tuple(axis)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
-        shape = tuple(input_shape[a] for a in self._axes(len(input_shape)))
+        shape = tuple([input_shape[a] for a in self._axes(len(input_shape))])
         self._add_scale(shape)
         self._shape = shape
 
     def call(self, inputs: TensorLike) -> Tensor:
         x = self._as_own_dtype(inputs)
         axes = self._axes(x.ndim)
-        sizes = tuple(x.shape[a] for a in axes)
+        sizes = tuple([x.shape[a] for a in axes])
         if sizes != self._shape:
             raise ShapeError(f"{self}: wanted sizes {self._shape} on axes {self.axis}, got {sizes} of inputs {x.shape}")
         size = (math.prod(sizes),)
@@ -195,7 +195,7 @@ class LayerNormalization(Normalization):
         wrong = [a for a in self.axis if not -ndim <= a < ndim]
         if wrong:
             raise AxisError(f"{self}: axis {wrong[0]} is out of range for inputs with {ndim} axes")
-        axes = tuple(a % ndim for a in self.axis)
+        axes = tuple([a % ndim for a in self.axis])
         if not axes or len(set(axes)) != len(axes):
             raise AxisError(f"{self}: wanted different axes, at least one, got {self.axis} for {ndim} axes")
         return axes

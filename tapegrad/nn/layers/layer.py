@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
@@ -123,12 +124,12 @@ class Layer:
     @property
     def variables(self) -> list[Variable]:
         """Every variable of the layer and its sublayers, each once, in the order in which they were constructed."""
-        return sorted([v for _, v in named_variables(self)], key=_number_of)
+        return sorted([v for _, v in _found(self, False)], key=_number_of)
 
     @property
     def trainable_variables(self) -> list[Variable]:
         """The variables to train: without those made with ``trainable=False`` and those of frozen layers."""
-        return sorted([v for _, v in named_variables(self, only_trainable=True)], key=_number_of)
+        return sorted([v for _, v in _found(self, True)], key=_number_of)
 
     @property
     def layers(self) -> list[Layer]:
@@ -231,6 +232,11 @@ class Transparent:
 
 def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[tuple[str, Variable]]:
     """Pairs of path and variable, such as ``("blocks.0.dense.kernel", v)``; a shared variable under its first path."""
+    return iter(_found(layer, only_trainable))
+
+
+def _found(layer: Layer, only_trainable: bool) -> list[tuple[str, Variable]]:
+    found: list[tuple[str, Variable]] = []
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", layer)]
     while waiting:
@@ -240,10 +246,11 @@ def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[t
         seen.add(id(held))
         if isinstance(held, Variable):
             if held._trainable or not only_trainable:
-                yield path, held
+                found.append((path, held))
         elif held.trainable or not only_trainable:
             prefix = f"{path}." if path else ""
             waiting.extend(reversed(_held(held, prefix, seen)))
+    return found
 
 
 def named_layers(layer: Layer) -> Iterator[tuple[str, int, Layer]]:
@@ -276,13 +283,13 @@ def _held(layer: Layer, prefix: str, seen: set[int]) -> list[tuple[str, Any]]:
     for key, value in vars(layer).items():
         if isinstance(value, Variable | Layer):
             found.append((prefix + key, value))
-        elif type(value) not in _PLAIN:
+        elif type(value) not in _PLAIN and not (type(value) is FunctionType and not vars(value)):
             _add_held(found, value, prefix + key, seen)
     return found
 
 
 _PLAIN = {str, bool, int, float, type(None)}
-"""Of most attributes, which hold nothing."""
+"""Of most attributes, which hold nothing; nor does a function that wraps none, such as an activation."""
 
 
 def _add_held(found: list[tuple[str, Any]], value: Any, path: str, seen: set[int]) -> None:

@@ -27,7 +27,7 @@ from tapegrad.ops.index.indexing import last_place_p, put_slice_p, scatter_add_p
 from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.reduce.reductions import min as min_of
 from tapegrad.ops.reduce.segments import index_reduce, segment_prod
-from tapegrad.ops.shape.blocks import Part, reshaped, slice_p, sliced_shape, unslice_p
+from tapegrad.ops.shape.blocks import Part, reshaped, slice_p, sliced_shape, unslice_p, whole
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, permute_dims, reshape
 from tapegrad.tensor import Tensor, TensorLike, from_array
 
@@ -48,13 +48,13 @@ class _Index:
     @property
     def is_whole(self) -> bool:
         """Whether the basic part is the whole array."""
-        return all(part == (0, n, 1) for part, n in zip(self.basic, self.shape, strict=True))
+        return self.basic == whole(self.shape)
 
 
 def _items(op: str, index: object, shape: Shape, x: Tensor) -> list[Any]:
     """The items of an index, arrays as tensors, the Ellipsis and missing axes as full slices."""
     items = [_item(op, i, x) for i in (index if isinstance(index, tuple) else (index,))]
-    used = sum(_axes_of(i) for i in items)
+    used = sum(map(_axes_of, items))
     if used > len(shape):
         raise IndexingError(f"{op}: {used} indices for a tensor of shape {shape}")
     dots = [k for k, i in enumerate(items) if i is ...]

@@ -407,12 +407,12 @@ def attention(
         m = reshape(m, ((1,) * (3 - m.ndim) + m.shape))
         fronts.append(m.shape[:-3])
     front = broadcast_shapes("attention", *fronts)
-    q, k, v = (_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads)))
+    q, k, v = [_in_front(x, (*front, n)) for x, n in ((q, q.shape[-3]), (k, heads), (v, heads))]
     masked = "none" if m is None else "see" if m.dtype == bool_ else "add"
     m = None if m is None else _mask(m, q, front)
     scale = float(1 / math.sqrt(q.shape[-1] or 1) if scale is None else scale)
     how = Weighting(scale, causal, masked, blind, float(p), rounds_products(q.dtype))
-    q, k, v = (moveaxis(x, -3, -2) for x in (q, k, v))
+    q, k, v = [moveaxis(x, -3, -2) for x in (q, k, v)]
     m = v if m is None else m  # of values in its place nobody reads anything
     if q.device.lazy and max(q.shape[-1], v.shape[-1]) > _cuda_attention.WIDEST:
         return moveaxis(curvature.value((q, k, v, m), how, *stream), -2, -3)
