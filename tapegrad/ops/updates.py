@@ -285,9 +285,30 @@ def of_many(formula: Formula, operands: Sequence[Sequence[Tensor]], shrink: floa
         if scalars is None:
             wanted = numbers if shrink is None else (*numbers, shrink)
             scalars = shared[first.device, first.dtype] = [scalar(number, first) for number in wanted]
+        plain, decay = scalars[: len(numbers)], scalars[len(numbers) :]
+        for some in _small_ones(group, rows):
+            for i, made in zip(some, _in_one_go(formula, plain, decay, [rows[i] for i in some]), strict=True):
+                new[i] = made
         for i in group:
-            new[i] = _on_cpu(formula, scalars[: len(numbers)], scalars[len(numbers) :], rows[i])
+            new[i] = new[i] or _by_tensors(formula, plain, decay, rows[i])
     return new
+
+
+def _small_ones(group: list[int], rows: list[tuple[Tensor, ...]]) -> list[list[int]]:
+    """Tensors of a group that are updated in one go: together no more than what else runs at once; none on a tape."""
+    parts: list[list[int]] = []
+    held = None
+    for i in group:
+        aval = rows[i][0]._buffer.node.aval
+        if thread.recorders or aval.dtype.kind != "f" or not runs_at_once(aval):
+            continue
+        joined = aval if held is None else aval.with_shape((held.size + aval.size,))
+        if held is None or not runs_at_once(joined):
+            parts.append([])
+            joined = aval
+        parts[-1].append(i)
+        held = joined
+    return parts
 
 
 def of_halves(
@@ -359,24 +380,46 @@ def of_tensors(formula: Formula, operands: Sequence[Tensor], shrink: float | Non
     return of_many(formula, [[x] for x in operands], shrink)[0]
 
 
-def _on_cpu(
+def _by_tensors(
     formula: Formula, numbers: list[Tensor], shrink: list[Tensor], row: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """One tensor's update: the formula in tensors, or, if small and nobody records, in their arrays: the same bits."""
-    xp, aval = row[0].device.xp, row[0]._buffer.node.aval
-    if thread.recorders or aval.dtype.kind != "f" or not runs_at_once(aval):
-        made = formula.compute(_OF_TENSORS, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
-        materialize(*made)  # in one kernel
-        return made
-    plain, decay, (x, *others) = ([array_of(t._buffer) for t in part] for part in (numbers, shrink, row))
-    scalars, functions = len(plain), Functions(xp.sqrt, xp.maximum, xp.sign)
+    """One tensor's update on the CPU: the formula in tensors, as one kernel."""
+    made = formula.compute(_OF_TENSORS, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
+    materialize(*made)
+    return made
 
-    def call(*arrays: Array) -> list[Array]:
-        plain, decay, (x, *others) = arrays[:scalars], arrays[scalars : -len(row)], arrays[-len(row) :]
-        return [xp.asarray(a) for a in formula.compute(functions, plain, x * decay[0] if decay else x, *others)]
 
-    update = Function(formula.name, [aval] * len(formula.renewed), call, [*plain, *decay, x, *others], given=False)
-    return tuple(map(Tensor, thread.executor.values(update)))
+def _in_one_go(
+    formula: Formula, numbers: list[Tensor], shrink: list[Tensor], rows: list[tuple[Tensor, ...]]
+) -> Iterable[tuple[Tensor, ...]]:
+    """The updates of small tensors on the CPU: the formula in their elements, one after the other: the same bits.
+
+    NumPy rounds each element of what formulas take as IEEE 754 says, wherever it stands.
+    """
+    xp, avals = rows[0][0].device.xp, [row[0]._buffer.node.aval for row in rows]
+    count, width, functions = len(rows), len(rows[0]), Functions(xp.sqrt, xp.maximum, xp.sign)
+    written, plain = count * len(formula.renewed), len(numbers)
+
+    def call(*arrays: Array) -> None:
+        outputs, scalars, columns = arrays[:written], arrays[written : -count * width], arrays[-count * width :]
+        x, *others = [_flat(xp, columns[i * count : (i + 1) * count]) for i in range(width)]
+        x = x * scalars[plain] if shrink else x
+        new = formula.compute(functions, scalars[:plain], x, *others)
+        for i, values in enumerate(new):
+            start = 0
+            for out in outputs[i * count : (i + 1) * count]:
+                stop = start + out.size
+                out[...] = values[start:stop].reshape(out.shape)
+                start = stop
+
+    reads = [array_of(t._buffer) for t in (*numbers, *shrink, *chain.from_iterable(zip(*rows, strict=True)))]
+    made = thread.executor.values(Function(formula.name, avals * len(formula.renewed), call, reads))
+    return zip(*(map(Tensor, made[i : i + count]) for i in range(0, written, count)), strict=True)
+
+
+def _flat(xp: Any, arrays: Sequence[Array]) -> Array:
+    """The elements of arrays, one after the other."""
+    return arrays[0].reshape(-1) if len(arrays) == 1 else xp.concatenate(arrays, axis=None)
 
 
 def _rows_by_kernel(
