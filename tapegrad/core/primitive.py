@@ -239,6 +239,9 @@ class Opaque(Barrier):
     """Whether ``impl`` takes ``out=``, an array from the device's pool."""
     cuda: Function | None = None
     """``cuda(device, *arrays, out=, **params)`` runs whole kernels; None: ``impl`` serves with CuPy, too."""
+    bound: Function | None = None
+    """``bound(*arrays, out=, **params)``: the call (``engine.work.Call``) that ``impl`` comes to for these very arrays,
+    of NumPy's, in a replay, in which NumPy's library has one thread; None: there is none."""
     temporaries: Function | None = None
     """``temporaries(aval, *arrays, **params)``: shapes and dtypes of the arrays that ``cuda`` is lent, as
     ``temporaries=``, for a result of ``aval``; ``impl`` of a primitive with an effect is lent them, too."""
@@ -414,6 +417,7 @@ class Fields(TypedDict, total=False):
     cxx_drawn: str  # the template of what is drawn
     into: bool
     cuda: Function | None
+    bound: Function
     temporaries: Function
     parts: bool
     scratch: Function
@@ -458,10 +462,8 @@ def linear(
     """
     operands = ("xs",) if variadic else _operands_of(impl)
     rule = Rule(transpose, operands, retaining=False)
-    rule.arguments = [
-        ("value", where) if kind == "aval" and where > 0 and not variadic else (kind, where)
-        for kind, where in rule.arguments
-    ]
+    given = [("value", w) if kind == "aval" and w > 0 and not variadic else (kind, w) for kind, w in rule.arguments]
+    rule.arguments = given
     rule.slots = tuple(where for kind, where in rule.arguments if kind == "value")
     vjp = rule if variadic else (rule,)
     linearity = Linearity.ALL if variadic else Linearity.FIRST

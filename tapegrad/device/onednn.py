@@ -14,7 +14,7 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import metadata
@@ -147,8 +147,15 @@ class Primitive:
             binding = self._idle.pop()
         except IndexError:
             binding = _Binding(self._onednn, self._code, self._all)
-        binding.run((*addresses, scratch))
+        binding.use((*addresses, scratch))
+        binding.run()
         self._idle.append(binding)
+
+    def bound(self, *addresses: int, scratch: int = 0) -> Callable[[], None]:
+        """A function that computes with these arguments, as long as they are there; not for several threads at once."""
+        binding = _Binding(self._onednn, self._code, self._all)
+        binding.use((*addresses, scratch))
+        return binding.run
 
 
 class _Binding:
@@ -160,12 +167,15 @@ class _Binding:
         pairs = [_Argument(number, memory.pointer) for number, memory in zip(layouts, self._memories, strict=True)]
         self._arguments = (_Argument * len(pairs))(*pairs)
 
-    def run(self, addresses: Sequence[int]) -> None:
-        library = self._onednn.library
+    def use(self, addresses: Sequence[int]) -> None:
+        """Where the arguments are from now on."""
         for memory, address in zip(self._memories, addresses):
-            library.dnnl_memory_set_data_handle(memory.pointer, address)
-        count = len(self._arguments)
-        if status := library.dnnl_primitive_execute(self._code.pointer, self._onednn.stream, count, self._arguments):
+            self._onednn.library.dnnl_memory_set_data_handle(memory.pointer, address)
+
+    def run(self) -> None:
+        """Compute."""
+        execute, count = self._onednn.library.dnnl_primitive_execute, len(self._arguments)
+        if status := execute(self._code.pointer, self._onednn.stream, count, self._arguments):
             raise TapegradError(f"oneDNN: a primitive's execution returned status {status}")
 
 
@@ -205,6 +215,19 @@ class OneDNN:
             yield
         finally:
             tell(before)
+
+    def alone(self, calls: Iterable[Callable[[], None]]) -> None:
+        """Make calls as inside :meth:`one_thread`."""
+        tell = getattr(self.library, "omp_set_num_threads", None)
+        before = 0 if tell is None else self.library.omp_get_max_threads()
+        if tell is not None:
+            tell(1)
+        try:
+            for call in calls:
+                call()
+        finally:
+            if tell is not None:
+                tell(before)
 
     def _layout(self, shape: Sizes, strides: Sizes | None = None) -> Layout:
         library, sizes = self.library, _dims(*shape)

@@ -139,7 +139,10 @@ class Application(Work):
         if live:
             return [(lambda: xp.copyto(out, prim.compute(xp, reads, self._present(live), self.aval, None)), ())]
         if isinstance(prim, Opaque) and prim.into:
-            return [(partial(prim.impl, xp, out=out, **params), tuple(reads))]
+            bound = None
+            if prim.bound is not None and phantom.Phantom not in map(type, (*reads, *outputs)):
+                bound = prim.bound(*reads, out=out, **params)
+            return [bound or (partial(prim.impl, xp, out=out, **params), tuple(reads))]
         if isinstance(prim, Reduction) and dtypes.accumulator(self.aval.dtype) == self.aval.dtype:
             reduce = getattr(xp, prim.ufunc).reduce
             return [(reduce, (*reads, params["axis"], self.aval.dtype, out, params.get("keepdims", False)))]

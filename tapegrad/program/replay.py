@@ -9,7 +9,7 @@ program writes to variables comes last: over the old values where nobody else ha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -22,6 +22,7 @@ from tapegrad.core.node import leaf
 from tapegrad.core.references import elsewhere
 from tapegrad.device import CPU, cxx, dtypes, is_array, tally
 from tapegrad.device.host_scalar import HostScalar
+from tapegrad.device.numerics import blas
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.budget.manager import MANAGER
@@ -47,6 +48,7 @@ from tapegrad.tensor import Tensor
 
 _NAMES = ("function",)
 """By which primitives a budget is told that results are made."""
+_NOTHING = nullcontext()
 _ALIGNED = 16
 """Bytes that one load of a kernel reads."""
 
@@ -88,6 +90,7 @@ class Replay:
         given = {id(v.slot): i for i, v in enumerate(program.arguments) if id(v.slot) in used}
         self._arguments = [(i, memory.array(program.arguments[i])) for i in given.values()]
         self._code = Code(self._outside)
+        self._multiplies = False
         self._fresh: dict[int, Buffer] = {}
         self._fails = False
         read = {id(slot) for slot in self._slots(Kind.VARIABLE)}  # of others only numbers were asked
@@ -154,7 +157,9 @@ class Replay:
         reads, writes, temporaries = (
             [self.memory.array(v) for v in views] for views in (step.reads, step.writes, step.temporaries)
         )
-        return step.calls(reads, writes, temporaries)
+        calls = step.calls(reads, writes, temporaries)
+        self._multiplies = self._multiplies or any(blas.assumes_one_thread(f) for f, _ in calls)
+        return calls
 
     def _calls_in_code(self, i: int) -> list[Any]:
         """Those of ``_calls``; phantoms stand for what lies outside of the arena."""
@@ -194,8 +199,9 @@ class Replay:
         self._begin(tensors)
         kept: dict[int, Buffer] = {}
         outside = [self._lent(place, tensors, kept) for place in self._places]
-        for block in self._code.blocks:
-            block(*outside)
+        with blas.one_thread() if self._multiplies else _NOTHING:
+            for block in self._code.blocks:
+                block(*outside)
         self._fresh = kept
         if tally.said.passes:
             tally.taken()  # the report has them

@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -145,6 +146,24 @@ def matmul(xp: Namespace, x: Array, y: Array, out: Array, tf32: bool = False) ->
         _batch(x, y, out, each * many)
 
 
+def bound(x: Array, y: Array, out: Array, tf32: bool = False) -> tuple[Callable[..., object], tuple[Any, ...]] | None:
+    """The call that :func:`matmul` comes to for these arrays of NumPy's, inside :func:`one_thread`.
+
+    None: it is several, or depends on the library.
+    """
+    wide = accumulator(out.dtype) != out.dtype or (tf32 and out.dtype == np.float32)
+    if wide or _controls is None or x.shape[-1] == 1 or prod(out.shape[:-2]) != 1:
+        return None
+    x, y, out = x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:])
+    pieces = _pieces(x, y, out)
+    return (_ONE, pieces[0]) if len(pieces) == 1 else (_several, (pieces,))
+
+
+def assumes_one_thread(f: object) -> bool:
+    """Whether ``f`` is of what :func:`bound` gives."""
+    return f is _ONE or f is _several
+
+
 def adds(dtype: DType) -> bool:
     """Whether :func:`add_product` serves for a dtype: whether NumPy's library is one whose functions are known."""
     return dtype in _adding
@@ -176,25 +195,39 @@ def in_tf32(x: Array) -> Array:
 
 def _one(x: Array, y: Array, out: Array, work: int) -> None:
     """One product: its longer side is cut."""
-    pieces = min(_PIECES, max(2, work // _PIECE)) if work >= _CUT else 1
-    rows = out.shape[0] >= out.shape[1]
-    step = -(-max(out.shape) // pieces)
     if work < _LIBRARY:
         np.matmul(x, y, out=out)
         return
+    with one_thread():
+        _several(_pieces(x, y, out))
+
+
+def _pieces(x: Array, y: Array, out: Array) -> list[tuple[Array, Array, Array]]:
+    """The products that one consists of, by its shape alone."""
+    work = out.size * x.shape[-1]
+    pieces = min(_PIECES, max(2, work // _PIECE)) if work >= _CUT else 1
+    step = -(-max(out.shape) // pieces)
     if pieces < 2 or step < 16:
-        with one_thread():
-            np.matmul(x, y, out=out)
+        return [(x, y, out)]
+    parts = [slice(start, start + step) for start in range(0, max(out.shape), step)]
+    if out.shape[0] >= out.shape[1]:
+        return [(x[part], y, out[part]) for part in parts]
+    return [(x, y[:, part], out[:, part]) for part in parts]
+
+
+def _several(pieces: list[tuple[Array, Array, Array]]) -> None:
+    """Make these products, each on one thread."""
+    if len(pieces) == 1:
+        np.matmul(*pieces[0])
         return
 
     def run(number: int) -> None:
-        part = slice(number * step, (number + 1) * step)
-        if rows:
-            np.matmul(x[part], y, out=out[part])
-        else:
-            np.matmul(x, y[:, part], out=out[:, part])
+        np.matmul(*pieces[number])
 
-    _spread(run, -(-max(out.shape) // step))
+    threads.run([run] * min(threads.get_num_threads(), len(pieces)), len(pieces))
+
+
+_ONE = np.matmul
 
 
 def _batch(x: Array, y: Array, out: Array, work: int) -> None:

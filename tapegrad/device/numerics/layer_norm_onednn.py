@@ -5,7 +5,7 @@ Each row is computed by itself, so its bits are the same among any others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -45,6 +45,31 @@ class ByOneDNN:
         stats = np.empty((2, len(x)), np.float32)
         self._run(self._codes(x)[0], x, gamma, beta, out, *stats)
         return stats[0], stats[1]
+
+    def bound_forward(self, x: Array, gamma: Array, beta: Array, out: Array) -> Callable[[], None]:
+        """:meth:`forward` of these very arrays, which are contiguous."""
+        stats = np.empty((2, len(x)), np.float32)
+        return self._bound((self._codes(x)[0], (x, gamma, beta, out, *stats)))
+
+    def bound_backward(self, x: Array, gamma: Array, g: Array, result: Array, sums: Array) -> Callable[[], None]:
+        """:meth:`backward` of these very arrays, of one cotangent, which are contiguous."""
+        stats, (there, back) = np.empty((2, len(x)), np.float32), self._codes(x)
+        return self._bound(
+            (there, (x, gamma, gamma, result, *stats)), (back, (x, g, *stats, gamma, gamma, result, *sums))
+        )
+
+    def _bound(self, *calls: tuple[Primitive, Sequence[Array]]) -> Callable[[], None]:
+        pads = [np.empty(code.scratch, np.uint8) for code, _ in calls]
+        bound = [
+            code.bound(*map(address, arrays), scratch=address(pad) if code.scratch else 0)
+            for (code, arrays), pad in zip(calls, pads, strict=True)
+        ]
+        alone = self._library.alone
+
+        def run(keep: object = (calls, pads)) -> None:
+            alone(bound)
+
+        return run
 
     def backward(
         self, x: Array, gamma: Array, gs: Array, results: Array | None, sums: Array | None, scratch: Sequence[Array]

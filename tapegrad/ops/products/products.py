@@ -52,6 +52,7 @@ def _declared(name: str, tf32: bool, samples: Sequence[Sample]) -> Primitive:
             lambda ct, x: _product(prim, x.mT, ct),  # (m,k)' (m,n) -> (k,n)
         ],
         into=True,
+        bound=lambda x, y, *, out: blas.bound(x, y, out, tf32),
         cuda=on_cuda,
         temporaries=gemm.temporaries,
         flops=_flops,

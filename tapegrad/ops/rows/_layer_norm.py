@@ -6,10 +6,12 @@ Both compute each row by itself, and sums over the rows of a block, of which the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Protocol
 
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import layer_norm_onednn
+from tapegrad.device.numerics.layer_norm_onednn import ByOneDNN
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.ops.rows._rows import row_dots, row_sums, rows_per_block
 
@@ -34,6 +36,17 @@ def block_of(xp: Namespace, x: Array, eps: float) -> Block:
     """What computes blocks of rows of ``x``."""
     most = min(len(x), rows_per_block(x.shape[-1]))
     return layer_norm_onednn.block_of(x, most, eps) or Passes(xp, accumulator(x.dtype), eps)
+
+
+def bound_block_of(x: Array, eps: float, *others: Array) -> ByOneDNN | None:
+    """What computes all rows of ``x`` by calls whose arguments are known; None: they are several, or NumPy's.
+
+    ``others``: what else is read or written.
+    """
+    rows = prod(x.shape[:-1])
+    if not (x.size and rows <= rows_per_block(x.shape[-1]) and all(a.flags.c_contiguous for a in (x, *others))):
+        return None
+    return layer_norm_onednn.block_of(x.reshape(rows, x.shape[-1]), rows, eps)
 
 
 class Passes:

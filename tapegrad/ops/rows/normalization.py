@@ -12,6 +12,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.device.dtypes import accumulator, in_float
 from tapegrad.device.types import Array, Namespace, Params
+from tapegrad.engine.work import Call
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, all_but, for_all
 from tapegrad.ops.apply import remembered, same_params
@@ -20,7 +21,7 @@ from tapegrad.ops.dispatch import barrier, promote
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
-from tapegrad.ops.rows._layer_norm import block_of
+from tapegrad.ops.rows._layer_norm import block_of, bound_block_of
 from tapegrad.ops.rows._rows import by_blocks, matrices, matrix, rows_per_block
 from tapegrad.ops.shape.blocks import reshaped, slice_p, whole
 from tapegrad.ops.shape.join import concat
@@ -56,6 +57,16 @@ def _run_layer_norm(xp: Namespace, x: Array, gamma: Array, beta: Array, *, out: 
     by_blocks(xp, x, block.dtypes, body)
 
 
+def _bound_layer_norm(x: Array, gamma: Array, beta: Array, *, out: Array, eps: float) -> Call | None:
+    block = bound_block_of(x, eps, gamma, beta, out)
+    return None if block is None else (block.bound_forward(_rows(x), gamma, beta, _rows(out)), ())
+
+
+def _rows(x: Array) -> Array:
+    """A contiguous array as rows of its last axis."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def _pull_layer_norm(
     ct: Tensor, x: Tensor, gamma: Tensor, beta_aval: ShapedArray, wanted: tuple[int, ...], *, eps: float
 ) -> list[Tensor]:
@@ -72,6 +83,7 @@ def _pull_layer_norm(
 layer_norm_p = general(
     "layer_norm",
     impl=_run_layer_norm,
+    bound=_bound_layer_norm,
     cuda=_cuda_rows.layer_norm,
     infer=_infer_layer_norm,
     vjp=_pull_layer_norm,
@@ -120,6 +132,14 @@ def _run_in_x(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, ep
     by_blocks(xp, x, block.dtypes, body)
 
 
+def _bound_in_x(x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> Call | None:
+    block = bound_block_of(x, eps, gamma, g, out) if g.ndim == x.ndim else None
+    if block is None:
+        return None
+    unasked = gamma.reshape(1, -1).repeat(2, axis=0)
+    return block.bound_backward(_rows(x), gamma, _rows(g), _rows(out), unasked), ()
+
+
 def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
     """The gradient in ``x`` of ``<other, J(x) d>`` with J the derivative of normalizing rows, which is symmetric.
 
@@ -146,6 +166,7 @@ def _batch_in_x(operands: list[Tensor], companions: Companions, n: int, params: 
 layer_norm_vjp_x_p: Primitive = general(
     "layer_norm_vjp_x",
     impl=_run_in_x,
+    bound=_bound_in_x,
     cuda=_cuda_rows.layer_norm_vjp_x,
     infer=_infer_in_x,
     vjp=[
@@ -287,6 +308,14 @@ def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps
     xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), 2 * x.shape[-1])), casting="unsafe")
 
 
+def _bound_vjp(x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> Call | None:
+    block = bound_block_of(x, eps, gamma, g, out) if g.ndim == x.ndim else None
+    if block is None:
+        return None
+    result, sums = out[: x.size].reshape(-1, x.shape[-1]), out[x.size :].reshape(2, -1)
+    return block.bound_backward(_rows(x), gamma, _rows(g), result, sums), ()
+
+
 @remembered
 def _infer_vjp(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
     _check("layer_norm", x, gamma)
@@ -336,6 +365,7 @@ def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: P
 layer_norm_vjp_p: Primitive = general(
     "layer_norm_vjp",
     impl=_run_vjp,
+    bound=_bound_vjp,
     cuda=_cuda_rows.layer_norm_vjp,
     temporaries=_cuda_rows.layer_norm_vjp_temporaries,
     parts=True,
