@@ -5,6 +5,7 @@ A block holds whole rows, so that no running maximum is needed.  The cut depends
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape
@@ -14,6 +15,7 @@ _BLOCK = 65536
 """Scores of a block: 256 KiB of float32."""
 _LEAST_ROWS = 64
 """Queries of a block at least, however long the rows are: products of fewer are slower by a third."""
+_MOST_CUTS = 256
 
 
 class Weighting(NamedTuple):
@@ -56,6 +58,7 @@ class Cut(NamedTuple):
     causal: bool
 
     @classmethod
+    @lru_cache(_MOST_CUTS)
     def of(cls, shape: Shape, how: Weighting) -> Cut:
         """Of (examples, groups, heads of a group, queries, keys)."""
         n, g, r, t, s = shape
@@ -73,13 +76,12 @@ class Cut(NamedTuple):
 
     def families(self, shape: Shape) -> list[tuple[slice, slice]]:
         """Examples and groups of each."""
-        return [(a, b) for a in _steps(shape[0], self.n) for b in _steps(shape[1], self.g)]
+        return _families(self, shape)
 
     def parts(self, shape: Shape, family: tuple[slice, slice]) -> list[Part]:
         """The blocks of a family; none sees more keys than the last one."""
-        _, _, r, t, s = shape
-        pairs = [(c, d) for c in _steps(r, self.r) for d in _steps(t, self.t)]
-        return [Part(*family, c, d, min(s, d.stop) if self.causal else s) for c, d in pairs]
+        a, b = family
+        return _parts(self, shape, a.start, a.stop, b.start, b.stop)
 
 
 class Part(NamedTuple):
@@ -93,14 +95,30 @@ class Part(NamedTuple):
 
 
 def lengths(part: Part) -> tuple[int, int, int, int]:
-    a, b, c, d = (s.stop - s.start for s in part[:4])
-    return a, b, c, d
+    a, b, c, d, _ = part
+    return a.stop - a.start, b.stop - b.start, c.stop - c.start, d.stop - d.start
 
 
 def of_part(mask: Array, part: Part) -> Array:
     """The part of a mask (n, g, r, t, s), whose axes of length 1 are for all."""
     index: list[Any] = [slice(None) if n == 1 else s for n, s in zip(mask.shape[:4], part)]
     return mask[(*index, slice(None) if mask.shape[-1] == 1 else slice(part.seen))]
+
+
+# The same for all calls of one shape, in lists that are not to be changed.
+
+
+@lru_cache(_MOST_CUTS)
+def _families(cut: Cut, shape: Shape) -> list[tuple[slice, slice]]:
+    return [(a, b) for a in _steps(shape[0], cut.n) for b in _steps(shape[1], cut.g)]
+
+
+@lru_cache(_MOST_CUTS)
+def _parts(cut: Cut, shape: Shape, n: int, n_stop: int, g: int, g_stop: int) -> list[Part]:
+    _, _, r, t, s = shape
+    pairs = [(c, d) for c in _steps(r, cut.r) for d in _steps(t, cut.t)]
+    family = slice(n, n_stop), slice(g, g_stop)
+    return [Part(*family, c, d, min(s, d.stop) if cut.causal else s) for c, d in pairs]
 
 
 def _steps(length: int, step: int) -> list[slice]:
