@@ -11,7 +11,9 @@ import pytest
 
 import tapegrad as tg
 from tapegrad import optim
+from tapegrad.engine import region
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.ops import updates
 
 STEPS = 5
 
@@ -360,26 +362,45 @@ def test_state_does_not_grow_from_step_to_step() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5), (257,)])
 @pytest.mark.parametrize("make", [lambda: tg.optim.SGD(0.1), lambda: tg.optim.SGD(0.1, 0.9, True, weight_decay=0.2),
                                   lambda: tg.optim.AdamW(0.1), lambda: tg.optim.Lion(0.1, weight_decay=0.2),
                                   lambda: tg.optim.RMSprop(0.1, 0.9, 0.5, centered=True),
-                                  tg.optim.Adagrad])  # fmt: skip
-def test_small_updates_on_arrays_have_the_bits_of_those_in_tensors(make, shape, dtype) -> None:
+                                  tg.optim.Adagrad, tg.optim.LAMB])  # fmt: skip
+def test_small_updates_in_one_go_have_the_bits_of_those_in_tensors(make, dtype, monkeypatch) -> None:
     chance = np.random.default_rng(0)
-    start, gs = chance.normal(size=shape).astype(dtype), chance.normal(size=(3, *shape)).astype(dtype)
-    if gs.size:
-        gs.flat[0], gs.flat[-1] = np.inf, 1e-7
+    shapes = [(), (0, 3), (3, 5), (257,), (5, 3), (1, 1, 4)]
+    starts = [chance.normal(size=shape).astype(dtype) for shape in shapes]
+    steps = [[chance.normal(size=shape).astype(dtype) for shape in shapes] for _ in range(3)]
+    steps[0][2].flat[0], steps[1][3].flat[-1] = np.inf, 1e-7
 
-    def trained(watched: bool) -> bytes:
-        v, optimizer = tg.Variable(start), make()
-        for g in gs:
-            if watched:
-                with tg.measure():  # who counts work sees the formula in tensors
-                    optimizer.apply([tg.asarray(g)], [v])
-            else:
-                optimizer.apply([tg.asarray(g)], [v])
-        return b"".join(x.numpy().tobytes() for x in [v, *optimizer.variables[1:]])
+    def trained() -> list[bytes]:
+        variables, optimizer = [tg.Variable(start) for start in starts], make()
+        for gs in steps:
+            tensors = [tg.asarray(g) for g in gs]
+            tensors[4] = tg.asarray(gs[4].T.copy()).mT  # it does not lie in order
+            optimizer.apply(tensors, variables)
+        return [x.numpy().tobytes() for x in [*variables, *optimizer.variables[1:]]]
 
     with np.errstate(all="ignore"):
-        assert trained(False) == trained(True)
+        together = trained()
+        monkeypatch.setattr(updates, "_small_ones", lambda group, rows: [])
+        assert together == trained()
+
+
+def test_small_variables_are_updated_by_as_few_kernels_as_what_runs_at_once_holds() -> None:
+    def kernels(*sizes: int) -> int:
+        variables = [tg.Variable(np.ones(n, "float32")) for n in sizes]
+        optimizer, gs = tg.optim.SGD(0.5), [tg.ones(n) for n in sizes]
+        optimizer.apply(gs, variables)
+        with tg.measure() as m:
+            optimizer.apply(gs, variables)
+        assert [v.numpy().tolist() for v in variables] == [[0.0] * n for n in sizes]
+        return m.kernel_runs
+
+    most = region.SMALL * 2 - 1  # float32 elements
+    assert kernels(*[100] * 40) == 1
+    assert kernels(most - 100, 100) == 1
+    assert kernels(most - 100, 101) == 2
+    assert kernels(most, 1, 2) == 2
+    assert kernels(most + 1, 5, 6) == 2  # the first is a region of its own
+    assert kernels(5, most + 1, 6) == 2
