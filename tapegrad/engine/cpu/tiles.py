@@ -7,16 +7,16 @@ results are combined in tile order, so a sum's bits depend neither on threads no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import Device, threads
+from tapegrad.device import Device, phantom, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.work import Call, Work, into
+from tapegrad.engine.work import Call, Work, by_position, into
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
@@ -24,6 +24,8 @@ TILE = 131072
 less often; 256 Ki gain little and leave arrays of 1 Mi four tiles."""
 REDUCTION_TILE = TILE
 _tile = [TILE]
+_MOST_READY = 4096
+"""Calls of a captured region that are made ready: beyond, they would take much memory."""
 
 
 def set_tile_size(elements: int) -> None:
@@ -31,7 +33,7 @@ def set_tile_size(elements: int) -> None:
     _tile[0] = max(1, int(elements))
 
 
-Tasks = Callable[[int], Iterator[Call]]
+Tasks = Callable[[int], Iterable[Call]]
 """The calls of a task, by its number; each must run before the next one is taken."""
 
 
@@ -137,13 +139,16 @@ class Tiling(Work):
         return outputs
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
-        """Of a single tile each step by itself; else all tiles, on threads."""
+        """Of a single tile each step by itself; else all tiles, on threads; of few, with their calls made ready."""
         program, cut, xp = self._program, self._cut, self.device.xp
         again = Tiling(program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device)
         workers, partials = again._workers_on(outputs, temporaries)
-        calls: list[Call] = [(threads.run, ([_doing(w) for w in workers], cut.tasks))]
         if cut.tasks == 1:  # no axis is walked in order then
             calls = list(workers[0](0))
+        else:
+            ready = not cut.reduced and len(workers) * cut.tasks * len(program.steps) <= _MOST_READY
+            ready = ready and phantom.Phantom not in map(type, (*reads, *outputs, *temporaries))
+            calls = [(threads.run, ([_doing(_ready(w, cut.tasks) if ready else w) for w in workers], cut.tasks))]
         if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
             calls.append((_finish, (program, cut, partials, outputs, xp)))
         return calls
@@ -232,6 +237,7 @@ def _worker(
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
     steps = program.steps
     tile_axes = tuple(a - axis for a in axes if a >= axis)
+    direct = {fn for fn, _, _ in steps if by_position(fn)}
     whole = {r.output for r in program.reductions}
     ufuncs = [getattr(xp, r.ufunc) for r in program.reductions]
     sources = [(x, _fixed(x.shape, axis) if x.ndim else None) for x in leaves]
@@ -258,7 +264,8 @@ def _worker(
             values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
             values += temporaries
             for fn, operands, result in steps:
-                yield into(fn, [values[i] for i in operands], values[result])
+                reads = map(values.__getitem__, operands)
+                yield (fn, (*reads, values[result])) if fn in direct else into(fn, tuple(reads), values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)
@@ -269,6 +276,11 @@ def _worker(
                     yield into(ufunc, (part, ufunc.reduce(value, tile_axes, r.dtype, None, True)), part)
 
     return task
+
+
+def _ready(tasks: Tasks, count: int) -> Tasks:
+    """The same calls, made once."""
+    return [list(tasks(number)) for number in range(count)].__getitem__
 
 
 def _doing(tasks: Tasks) -> Callable[[int], None]:
