@@ -9,7 +9,7 @@ import pytest
 from captured import alike
 
 import tapegrad as tg
-from tapegrad.device import onednn
+from tapegrad.device import onednn, threads
 from tapegrad.device.numerics import blas, layer_norm_onednn
 
 
@@ -156,3 +156,20 @@ def test_arguments_and_results_that_lie_outside_are_found_in_each_call(size):
         return [(product(x), norm(x)) for x in xs]
 
     alike(program, (1, 3), (1, 3))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_tiles_of_sums_along_any_axes(axis, count):
+    """Those that are walked in order, one after the other, too."""
+    before, x = threads.get_num_threads(), tg.asarray(data(5, 300, 700))
+    threads.set_num_threads(count)
+    try:
+
+        def program(function):
+            f = function(lambda x: (tg.sin(x) + x, tg.sum(tg.sin(x) * x, axis=axis)))
+            return [f(x * i) for i in range(1, 5)]
+
+        alike(program, (1, 2))
+    finally:
+        threads.set_num_threads(before)
