@@ -88,10 +88,7 @@ class Dense(Affine):
         self._add_bias(self.units)
 
     def call(self, inputs: TensorLike, heads: int | None = None) -> Tensor:
-        """``heads`` (of attention): (..., t, k) -> (..., heads, t, units / heads).
-
-        The product is viewed in that order, and adding the bias writes it in that order, so no copy is needed later.
-        """
+        """``heads`` (of attention): (..., t, k) -> (..., heads, t, units / heads), a view: attention turns it back."""
         x, kernel, bias = self._operands("linear", inputs, self.kernel, self.bias)
         k = self.kernel.shape[0]
         if not x.shape or x.shape[-1] != k:
@@ -99,12 +96,10 @@ class Dense(Affine):
                 f"{self}: wanted inputs (..., {k}), for which it was built, got {x.shape}; kernel {(k, self.units)}"
             )
         y = ops.matmul(x, kernel)
-        apart = None if heads is None else (heads, self.units // heads)
-        if apart is not None:
-            y = ops.moveaxis(ops.reshape(y, (*y.shape[:-1], *apart)), -2, -3)
-        if bias is not None:
-            y = y + (bias if apart is None else ops.reshape(bias, (apart[0], 1, apart[1])))
-        return self.activation(y)
+        y = self.activation(y if bias is None else y + bias)
+        if heads is None:
+            return y
+        return ops.moveaxis(ops.reshape(y, (*y.shape[:-1], heads, self.units // heads)), -2, -3)
 
 
 class Embedding(Layer):
