@@ -1,0 +1,51 @@
+"""Arrays of a work on CUDA: several in one go, and one by one where there is not enough memory at first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from shim import standin
+
+import tapegrad as tg
+
+LIES = [((3, 4), np.dtype("float32")), ((), np.dtype("int64")), ((0, 2), np.dtype("float16"))]
+
+
+def described(arrays: Any) -> list[tuple[Any, Any]]:
+    return [(x.shape, x.dtype) for x in arrays]
+
+
+def test_arrays_of_a_work_look_at_the_stream_once(cuda: Any, monkeypatch: Any) -> None:
+    cuda.empty((1,), np.dtype("int8"))  # the stream is known
+    asked, of = [], cuda._stream_of
+    monkeypatch.setattr(cuda, "_stream_of", lambda: asked.append(1) or of())
+    assert described(cuda.arrays(LIES)) == LIES
+    assert len(asked) == 1
+    assert cuda.arrays([]) == []
+
+
+def test_on_another_stream_they_wait_for_the_first(cuda: Any) -> None:
+    x = tg.ones((4, 4), device=cuda) + 1
+    x.numpy()
+    standin.events.clear()
+    with cuda.xp.cuda.Stream(non_blocking=True):
+        assert described(cuda.arrays(LIES[:1])) == LIES[:1]
+    assert [e.kind for e in standin.events][:3] == ["record", "wait", "malloc"]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_what_there_is_no_memory_for_is_tried_again(cuda: Any, monkeypatch: Any, failing: int) -> None:
+    cuda.empty((1,), np.dtype("int8"))
+    calls, real = [0], cuda.xp.empty
+
+    def empty(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == failing:
+            raise cuda.xp.cuda.memory.OutOfMemoryError(4, 0, 0)
+        return real(*args)
+
+    monkeypatch.setattr(cuda.xp, "empty", empty)
+    assert described(cuda.arrays(LIES)) == LIES
+    assert calls[0] == failing + 3
