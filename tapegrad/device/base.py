@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import starmap
 from typing import Any, TypeVar
@@ -39,7 +39,7 @@ class Device(ABC):
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """An uninitialised C-contiguous array from the device's pool."""
 
-    def arrays(self, lies: Iterable[tuple[tuple[int, ...], DType]]) -> list[Array]:
+    def arrays(self, lies: Sequence[tuple[tuple[int, ...], DType]]) -> list[Array]:
         """Such an array of each shape and dtype."""
         return list(starmap(self.empty, lies))
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import gc as garbage
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from itertools import starmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, TypeVar
 
@@ -152,18 +151,25 @@ class CudaDevice(Device):
             if self._runtime.getDevice() == self.index and len(busy) == 1 and self._stream_of().ptr in busy:
                 return self.xp.empty(shape, dtype)  # nothing to wait for, and nothing is asked of the stream
             return self.call(self.xp.empty, shape, dtype)
-        except MemoryError as e:  # CuPy has given back its unused blocks and tried again by then
-            what = f"{dtype.name}{list(shape)}"
-            again = lambda: self.call(self.xp.empty, shape, dtype)
-            return retried(e, self, what, prod(shape) * dtype.itemsize, again)
+        except MemoryError as e:
+            return self._empty_after(e, shape, dtype)
 
-    def arrays(self, lies: Iterable[tuple[tuple[int, ...], DType]]) -> list[Any]:
+    def _empty_after(self, lack: MemoryError, shape: tuple[int, ...], dtype: DType) -> Any:
+        """CuPy has given back its unused blocks and tried again by then."""
+        again = lambda: self.call(self.xp.empty, shape, dtype)
+        return retried(lack, self, f"{dtype.name}{list(shape)}", prod(shape) * dtype.itemsize, again)
+
+    def arrays(self, lies: Sequence[tuple[tuple[int, ...], DType]]) -> list[Any]:
         """As :meth:`empty` makes each; in one go where there is nothing to wait for."""
-        busy = self._busy
+        busy, empty, made = self._busy, self.xp.empty, list[Any]()
         if self._runtime.getDevice() == self.index and len(busy) == 1 and self._stream_of().ptr in busy:
-            with suppress(MemoryError):  # each is tried again
-                return list(starmap(self.xp.empty, lies))
-        return super().arrays(lies)
+            try:
+                for shape, dtype in lies:
+                    made.append(empty(shape, dtype))
+                return made
+            except MemoryError as e:
+                made.append(self._empty_after(e, *lies[len(made)]))
+        return [*made, *super().arrays(lies[len(made) :])]
 
     def give_back(self) -> None:
         """Unused blocks go from CuPy's pool to the driver: neighbours become one."""

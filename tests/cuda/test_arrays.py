@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from shim import standin
 
 import tapegrad as tg
+from tapegrad.errors import DeviceMemoryError
 
 LIES = [((3, 4), np.dtype("float32")), ((), np.dtype("int64")), ((0, 2), np.dtype("float16"))]
 
@@ -36,9 +38,11 @@ def test_on_another_stream_they_wait_for_the_first(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_what_there_is_no_memory_for_is_tried_again(cuda: Any, monkeypatch: Any, failing: int) -> None:
+def test_what_there_is_no_memory_for_is_an_error_or_tried_again_where_memory_came_free(
+    cuda: Any, monkeypatch: Any, failing: int
+) -> None:
     cuda.empty((1,), np.dtype("int8"))
-    calls, real = [0], cuda.xp.empty
+    calls, real, told = [0], cuda.xp.empty, list[Any]()
 
     def empty(*args: Any) -> Any:
         calls[0] += 1
@@ -46,6 +50,14 @@ def test_what_there_is_no_memory_for_is_tried_again(cuda: Any, monkeypatch: Any,
             raise cuda.xp.cuda.memory.OutOfMemoryError(4, 0, 0)
         return real(*args)
 
+    def retried(e: MemoryError, device: Any, what: str, nbytes: int, again: Any) -> Any:
+        told.append((what, nbytes))
+        return again()
+
     monkeypatch.setattr(cuda.xp, "empty", empty)
+    with pytest.raises(DeviceMemoryError, match="CUDA|cuda"):  # within no budget nothing can be given back
+        cuda.arrays(LIES)
+    calls[0] = 0
+    monkeypatch.setattr(sys.modules["tapegrad.device.cuda"], "retried", retried)
     assert described(cuda.arrays(LIES)) == LIES
-    assert calls[0] == failing + 3
+    assert calls[0] == 4 and told == [[("float32[3, 4]", 48), ("int64[]", 8), ("float16[0, 2]", 0)][failing - 1]]

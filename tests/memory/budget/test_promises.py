@@ -313,9 +313,9 @@ def calls_per_operation(operation: Callable[[Any], Any], x: Any) -> float:
     return (many - few) / 100
 
 
-@pytest.mark.parametrize(("operation", "most"), [(tg.softmax, 13), (tg.tanh, 0)], ids=["barrier", "small"])
+@pytest.mark.parametrize(("operation", "most"), [(tg.softmax, 15), (tg.tanh, 0)], ids=["barrier", "small"])
 def test_bookkeeping_of_a_budget_that_never_binds(operation: Callable[[Any], Any], most: int) -> None:
-    """Python calls that it adds to each kernel: once 27 and 32."""
+    """Python calls that it adds to each kernel: once 27 and 32.  (Of a softmax 15, since others take eight less.)"""
     x = c64(np.random.default_rng(0).normal(size=(4, 4)))
     gc.collect()
     gc.disable()
