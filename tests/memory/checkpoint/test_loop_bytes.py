@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from checks import c64
+from checks import Counted, c64
+from peers import Peers, of_all
 
 import tapegrad as tg
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit
 from tapegrad.memory.schedules.actions import count
+from tapegrad.memory.schedules.revolve import extra_steps
 from tapegrad.memory.schedules.sqrt import sqrt
 
 NEEDS = Needs(least=1000, held=100, state=30, tape=7)
@@ -66,3 +70,46 @@ def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
         tape.watch(x)
         with pytest.raises(RecomputeError, match=r"One state takes (\d+) bytes, the record of one step \1;"):
             tg.checkpointed_loop(lambda s: tg.tanh(tg.sin(s) * s), x, 8, bytes=1, schedule=schedule)
+
+
+class Others(Peers):
+    """Other processes, on which ``states`` fit each."""
+
+    def __init__(self, *states: int) -> None:
+        super().__init__(1 + len(states))
+        self.states = states
+
+    def replicated(self, node: Any) -> None:  # type: ignore[override]  # each has targets of its own
+        return None
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        return [mine, *(("states", n) for n in self.states)] if mine[0] == "states" else super().told(group, mine)
+
+
+def steps_run(peers: Peers, nbytes: int = 2**20) -> int:
+    """How often a step of 10 runs, besides those that tell what one takes."""
+    x = c64([0.5, 1.0])
+    with pytest.MonkeyPatch.context() as patch:
+        everyone = of_all(peers, patch)
+        step = Counted(lambda s: tg.sin(everyone(s)))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.checkpointed_loop(step, x, 10, bytes=nbytes) + x
+        first = step.take()
+        tape.gradient(y, x)
+        return first + step.take()
+
+
+def test_among_several_processes_as_many_states_are_stored_as_fit_on_each() -> None:
+    alone = steps_run(Others())
+    for states, stored in (((4, 2), 2), ((3, 100), 3), ((1, 9), 1)):
+        assert steps_run(Others(*states)) - alone == extra_steps(10, stored) - extra_steps(10, 10)
+
+
+def test_too_few_bytes_on_another_process_are_an_error_here_that_says_where() -> None:
+    with pytest.raises(
+        RecomputeError, match=r"checkpointed_loop.*: bytes is too little on rank 2, which says how many"
+    ):
+        steps_run(Others(5, 0, 7))
+    with pytest.raises(RecomputeError, match=r"bytes=1 \(1 B\) is too little: no stored state fits"):
+        steps_run(Others(5, 0), 1)

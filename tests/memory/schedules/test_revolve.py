@@ -17,7 +17,7 @@ from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, S
 from tapegrad.memory.schedules.mixed import _table, mixed, total_steps
 from tapegrad.memory.schedules.multistage import hierarchical, multistage
 from tapegrad.memory.schedules.online import ideal_states, online
-from tapegrad.memory.schedules.revolve import beta, extra_steps, revolve
+from tapegrad.memory.schedules.revolve import beta, extra_steps, repetitions, revolve
 from tapegrad.memory.schedules.sqrt import _cut, by_segments, even_starts, sqrt, starts_by_bytes
 
 lengths, places = st.integers(0, 120), st.integers(1, 12)
@@ -57,6 +57,12 @@ def test_the_closed_form_is_the_recurrence() -> None:
         for c in range(1, 13):
             assert extra_steps(n, c) == t(n, c) == count(revolve(n, c), n).advanced, (n, c)
     assert [beta(3, 3), beta(5, 5), beta(10, 3), beta(10, 4), beta(20, 3)] == [20, 252, 286, 1001, 1771]
+
+
+def test_how_often_a_step_is_repeated_is_the_least_that_the_places_allow() -> None:
+    for l, c in itertools.product(range(1, 80), range(1, 6)):
+        r = repetitions(l, c)
+        assert beta(c, r - 1) < l <= beta(c, r), (l, c)
 
 
 @given(lengths, places)
