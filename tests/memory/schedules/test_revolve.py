@@ -60,9 +60,9 @@ def test_the_closed_form_is_the_recurrence() -> None:
 
 
 def test_how_often_a_step_is_repeated_is_the_least_that_the_places_allow() -> None:
-    for l, c in itertools.product(range(1, 80), range(1, 6)):
-        r = repetitions(l, c)
-        assert beta(c, r - 1) < l <= beta(c, r), (l, c)
+    for length, c in itertools.product(range(1, 80), range(1, 6)):
+        r = repetitions(length, c)
+        assert beta(c, r - 1) < length <= beta(c, r), (length, c)
 
 
 @given(lengths, places)
