@@ -10,8 +10,10 @@ from checks import Counted, c64
 from peers import Peers, of_all
 
 import tapegrad as tg
+from tapegrad.core.state import thread
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit
+from tapegrad.memory.checkpoint.loop import Loop
+from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit, _needs_of, states_in
 from tapegrad.memory.schedules.actions import count
 from tapegrad.memory.schedules.revolve import extra_steps
 from tapegrad.memory.schedules.sqrt import sqrt
@@ -70,6 +72,22 @@ def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
         tape.watch(x)
         with pytest.raises(RecomputeError, match=r"One state takes (\d+) bytes, the record of one step \1;"):
             tg.checkpointed_loop(lambda s: tg.tanh(tg.sin(s) * s), x, 8, bytes=1, schedule=schedule)
+
+
+def test_within_a_budget_no_more_states_are_stored_than_it_has_room_for() -> None:
+    """Beside what is alive; what the loop was given is alive already."""
+    x, beside = c64(np.linspace(0.1, 1.0, 512)), c64(np.ones(512))
+    loop = Loop(lambda s: tg.sin(s) * x, "loop", 12)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        needs, _ = _needs_of(loop, x, list(thread.recorders), False)
+        with tg.measure() as m:
+            live = m.live_bytes
+        for limit, states in ((0, 1), (1, 1), (4095, 1), (4096, 2), (3 * 4096, 4), (2**30, 12)):
+            with tg.memory_budget(live + needs.least - needs.held + limit):
+                assert states_in(loop, x, 2**40, "revolve", list(thread.recorders)) == states
+                assert states_in(loop, x, needs.least, "revolve", list(thread.recorders)) == 1
+    del beside
 
 
 class Others(Peers):
