@@ -243,6 +243,27 @@ def test_rows_stay_rows_through_a_reading_of_their_table(others: bool) -> None:
     assert type(g) is tg.IndexedSlices and g.values.tolist() == [[2.0, 2.0]] * 2 and g.indices.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("dense_first", [True, False])
+@pytest.mark.parametrize("reads", [("sparse", "sparse"), ("sparse", "dense"), ("sparse", "sparse", "dense")])
+def test_rows_of_several_readings_are_added(reads: tuple[str, ...], dense_first: bool) -> None:
+    """As rows while all are; to a whole array where one is."""
+    table, start = var64(np.ones((4, 2))), np.arange(8.0).reshape(4, 2)
+    table.assign(start)
+    with tg.GradientTape() as tape:
+        total, wanted = tg.zeros((), dtype="float64"), np.zeros((4, 2))
+        for k, read in enumerate(reads[::-1] if dense_first else reads):
+            t = table.value()
+            if read == "sparse":
+                total = total + tg.sum(tg.take(t, [k, 3], axis=0, sparse_grad=True) ** 2)
+                wanted[[k, 3]] += 2 * start[[k, 3]]
+            else:
+                total = total + tg.sum(t * 5.0)
+                wanted += 5.0
+    g = tape.gradient(total, table)
+    assert (type(g) is tg.IndexedSlices) == ("dense" not in reads)
+    same(g.to_dense() if isinstance(g, tg.IndexedSlices) else g, wanted)
+
+
 def test_rows_are_a_whole_array_where_an_array_is_asked_for() -> None:
     g = tg.grad(lambda x: tg.sum(tg.take(x, [1, 3], axis=0, sparse_grad=True) ** 2))(c64(np.ones((4, 2))))
     assert type(g) is tg.Tensor and g.tolist() == [[0.0] * 2, [2.0] * 2] * 2
@@ -338,3 +359,41 @@ def test_processes_that_say_the_same_are_asked_once_also_of_what_no_target_wants
         y = x * x
     same(tape.gradient(y, x), [2.0, 4.0])
     assert peers.times == 1 and not pulled
+
+
+class Wanting(Reaching):
+    """The other processes' sources lead to every operation, and from every one to their targets."""
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        every = dict.fromkeys(mine[2], True)
+        return [(*mine[:2], dict(mine[2]), dict(mine[3]), *mine[4:]), (*mine[:2], every, every, *mine[4:])]
+
+
+def test_what_several_processes_have_recorded_is_kept_though_nobody_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the tapes of processes would differ by what each has forgotten.  What it was made of is kept, too."""
+    pulled = list[Any]()
+    everyone, x = of_all(Wanting(2), monkeypatch, pulled), c64([1.0, 2.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        for _ in range(3):
+            everyone(x * 2.0)
+        for _ in range(500):
+            x * 3.0
+        y = x * x
+        assert len(tape._records) < 200
+    same(tape.gradient(y, x), [2.0, 4.0])
+    assert len(pulled) == 3
+
+
+def test_where_nothing_is_asked_for_the_tape_lets_go_before_zeros_are_made() -> None:
+    x, unused = c64(np.ones(20_000)), var64(np.ones(20_000))
+    with tg.measure() as m:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.softmax(x))
+        live = m.live_bytes
+        zeros = tape.gradient(y, [unused], unconnected_gradients="zero")
+        same(zeros, [np.zeros(20_000)])
+        assert m.live_bytes <= live

@@ -11,6 +11,7 @@ import pytest
 from checks import Counted, no_garbage, same
 
 import tapegrad as tg
+from tapegrad.autodiff import own_primitive
 from tapegrad.errors import DryRunError, GradientError, GradientTypeError, NoGradientError, NotATensorError, ShapeError
 from tapegrad.testing import check_grads
 
@@ -279,3 +280,30 @@ def test_a_batch_inside_a_rule_runs_a_call_once_also_where_a_budget_listens(budg
         _, tangent = tg.jvp(own, (x,), (x * 0 + 1,))
     assert counted.take() == 1
     same(tangent, np.cos(X))
+
+
+def test_tangents_of_several_results_are_one_for_each() -> None:
+    @tg.primitive
+    def own(x):
+        return [np.sin(x), np.cos(x).sum(axis=-1)]
+
+    own.defjvp(lambda t, x: [t * tg.cos(x), -tg.sum(t * tg.sin(x), axis=-1)])
+    (y, z), (ty, tz) = tg.jvp(own, (X,), (Y,))
+    same([y, z], [np.sin(X), np.cos(X).sum(axis=-1)])
+    same([ty, tz], [Y * np.cos(X), -(Y * np.sin(X)).sum(axis=-1)])
+    many = tg.vmap(lambda x, t: tg.jvp(own, (x,), (t,))[1])(np.stack([X, Y]), np.stack([Y, X]))
+    same([m[0] for m in many], [Y * np.cos(X), -(Y * np.sin(X)).sum(axis=-1)])
+    same([m[1] for m in many], [X * np.cos(Y), -(X * np.sin(Y)).sum(axis=-1)])
+
+
+def test_layouts_that_are_too_many_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_primitive, "_MOST_LAYOUTS", 3)
+
+    @tg.primitive
+    def own(x):
+        return x + 1
+
+    for _ in range(2):
+        for n in range(8):
+            same(own(np.zeros(n)), np.ones(n))
+            assert 1 <= len(own._layouts) <= 3

@@ -109,7 +109,6 @@ class Storages:
     @guarded
     def registered_again(self, graph: Graph) -> None:
         """What was made again while no budget was in force, perhaps by kernels that nobody told of, can be dropped."""
-        self.register_new()
         for kept in graph.kept():
             if kept.buffer is not None:
                 self.register(graph, kept.recipe, kept.buffer)

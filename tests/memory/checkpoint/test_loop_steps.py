@@ -102,3 +102,37 @@ def test_a_replayed_step_that_changes_the_form_of_the_state_is_named() -> None:
         with pytest.raises(StructureError, match=r"step 3 returned the state \(float64\[2\], int\), but was given"):
             checkpointed_loop(step, (x, 0), 8, snapshots=2)
     assert step.stats.replays == replays + 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "changes a variable", "a Jacobian"])
+def test_a_captured_step_is_reversed_without_a_record_but_for_the_first_and_the_last(kind: str) -> None:
+    """None is where there are rows of cotangents, or where steps read what others have written."""
+    x, v, pulled = c64([0.5, 1.0]), var64([0.25, 0.5]), list[bool]()
+
+    def f(s: Any) -> Any:
+        if kind == "changes a variable":
+            v.assign(v * 1.5)
+            return tg.sin(s * v)
+        return tg.sin(s) * 0.5
+
+    step = tg.function(f)
+    gradients = step.gradients
+
+    def noted(*args: Any) -> Any:
+        found = gradients(*args)
+        pulled.append(found is not None)
+        return found
+
+    def run(how: Any) -> Any:
+        step.gradients = how  # type: ignore[method-assign]
+        v.assign(np.array([0.25, 0.5]))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpointed_loop(step, x, 6, snapshots=2)
+        return values([tape.jacobian(y, x) if kind == "a Jacobian" else tape.gradient(y, x)])
+
+    wanted = run(lambda *args: None)
+    run(noted)  # its program is known then
+    pulled.clear()
+    assert bits_equal(run(noted), wanted)
+    assert pulled == [True] * 4 if kind == "plain" else not any(pulled)

@@ -729,7 +729,9 @@ def test_a_journal_begins_with_what_is_alive_by_category() -> None:
 
     journal, m = Census(), Measure(detailed=False)
     LEDGER.open(m)
+    late = [tg.exp(x), c64(np.ones(300))]  # just before
     LEDGER.write(journal)
     LEDGER.write(None)
     assert dict(found) == LEDGER.by("category") and found["parameter"] >= v.nbytes
+    del late
     LEDGER.close(m)

@@ -83,6 +83,7 @@ def test_mixed_is_its_recurrence() -> None:
     for n in range(1, 61):
         for s in range(1, 13):
             assert total_steps(n, s) == m(n, s), (n, s)
+            assert n > 20 or count(mixed(n, s), n).steps == m(n, s), (n, s)
             assert total_steps(n, s) <= extra_steps(n, s) + n
     for (n, s), wanted in MIXED.items():
         assert total_steps(n, s) == count(mixed(n, s), n).steps == wanted
