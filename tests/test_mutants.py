@@ -89,7 +89,8 @@ def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_a_conftest_imports_is_noted_as_well(tmp_path: Path) -> None:
     """It is loaded before pytest is configured."""
     texts = {
-        "tapegrad/core/thing.py": "def f():\n    return 1\n", "conftest.py": "from tapegrad.core import thing\n",
+        "tapegrad/__init__.py": "", "tapegrad/core/__init__.py": "", "conftest.py": "from tapegrad.core import thing\n",
+        "tapegrad/core/thing.py": "def f():\n    return 1\n",
         "tests/mutants_plugin.py": (mutants.ROOT / "tests/mutants_plugin.py").read_text(),
         "test_it.py": "from tapegrad.core import thing\n\n\ndef test_it():\n    assert thing.f() == 1\n",
     }  # fmt: skip

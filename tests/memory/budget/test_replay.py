@@ -11,6 +11,7 @@ from checks import bits_equal, c64
 
 import tapegrad as tg
 from tapegrad.memory.budget import replay as replay_module
+from tapegrad.memory.budget import storages as storages_module
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.budget.storages import Storages
 from tapegrad.memory.policies import RECOMPUTE
@@ -93,3 +94,46 @@ def test_several_dropped_values_are_made_in_order_and_each_source_is_free_after_
         told.found.clear()
         assert tape.gradient(z, x) is not None
     assert told.found[:5] == [("spared", [0, 2]), ("made", [1]), ("free", [0]), ("made", [3]), ("free", [2])]
+
+
+def test_a_value_tells_how_often_it_was_made_again() -> None:
+    x = c64(np.random.default_rng(0).normal(size=(SIDE, SIDE)))
+    with tg.memory_budget("1GiB"), tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        h = tg.softmax(x)
+        index = h._buffer.node.index
+        y = tg.sum(h * h)
+        del h
+        times = []
+        for _ in range(3):
+            times.append([row.times for row in tg.memory.saved(tape).rows if row.op == "softmax"])
+            MANAGER.release([index], (), RECOMPUTE)
+            tape.gradient(y, x)
+    assert times == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("policy", [None, lambda value: RECOMPUTE])
+def test_what_tapes_keep_is_looked_at_before_it_is_much(
+    most: int, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is decided otherwise than if it were looked at where room is needed."""
+    x = c64(np.random.default_rng(0).normal(size=(SIDE, SIDE)))
+
+    def run() -> Any:
+        with tg.measure() as m:
+            base = m.live_bytes
+        new = []
+        with tg.memory_budget(base + 8 * SIDE * SIDE * 8, policy) as m, tg.GradientTape() as tape:
+            tape.watch(x)
+            h = x
+            for _ in range(12):
+                h = tg.softmax(h) * tg.tanh(h)
+                new.append(len(MANAGER._storages._new))
+            g = tape.gradient(tg.sum(h), x).numpy().tobytes()
+        return (g, m.evictions, m.restored), max(new)
+
+    wanted, often = run()
+    monkeypatch.setattr(storages_module, "_MOST_NEW", most)
+    found, seldom = run()
+    assert found == wanted and seldom < most and (policy is not None or seldom < often)

@@ -136,3 +136,24 @@ def test_a_captured_step_is_reversed_without_a_record_but_for_the_first_and_the_
     pulled.clear()
     assert bits_equal(run(noted), wanted)
     assert pulled == [True] * 4 if kind == "plain" else not any(pulled)
+
+
+def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_one_by_one() -> None:
+    """The form of each state, what was read of variables, and what was drawn from the host's generators."""
+    x, captured = c64([0.5, 1.0]), tg.function(lambda s: tg.sin(s) * 0.5)
+    rows, in_a_row = list[int](), captured.in_a_row
+
+    def noted(*args: Any) -> Any:
+        done, state = in_a_row(*args)
+        rows.append(done)
+        return done, state
+
+    captured.in_a_row = noted  # type: ignore[method-assign]
+    found = []
+    for step in (captured, captured, captured.__wrapped__):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            checkpointed_loop(step, x, 9, snapshots=2)
+            call = tape._records[-1].call  # type: ignore[union-attr]
+        found.append([len(noted) for noted in (call._forms, call._marks, call._draws._hashes)])
+    assert max(rows) > 2 and found == [[10, 9, 10]] * 3
