@@ -16,7 +16,7 @@ from peers import Peers, of_all
 import tapegrad as tg
 from tapegrad import errors
 from tapegrad.autodiff.recording import Trace
-from tapegrad.autodiff.records import reachable
+from tapegrad.autodiff.records import Applied, reachable
 from tapegrad.errors import ReplicatedTargetWarning
 
 BIG = 20_000
@@ -383,6 +383,9 @@ def test_what_several_processes_have_recorded_is_kept_though_nobody_asks_for_it(
             x * 3.0
         y = x * x
         assert len(tape._records) < 200
+        made = {r.node.index: r for r in tape._records if isinstance(r, Applied)}
+        joint = [r for r in made.values() if r.node.prim.effect is not None]
+        assert len(joint) == 3 and all(n.index in made for r in joint for n in r.inputs)
     same(tape.gradient(y, x), [2.0, 4.0])
     assert len(pulled) == 3
 

@@ -324,7 +324,7 @@ class Storages:
                 self._ready.pop(recipe.node.index, None)
                 return True
             if recipe.slot is None:
-                storage.transfer = None
+                storage.transfer, storage.anew = None, not moving
                 self._ready.pop(recipe.node.index, None)
                 self.candidates.refresh(recipe, graph)
                 return False

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -27,3 +32,22 @@ def test_programs_that_are_too_many_are_forgotten_and_written_anew(monkeypatch: 
             assert 1 <= len(known) <= 2
             f(tg.asarray(X)).numpy()
             assert emit._programs == known, "of the same form"
+
+
+@pytest.mark.parametrize(
+    ("f", "steps"),
+    [
+        (lambda x: x + 1.0, ["y0 = add(x0, x1)"]),
+        (lambda x: tg.exp(x), ["s0 = contiguous(x0)", "y0 = exp(s0)"]),
+        (lambda x: tg.exp(x) + x, ["s0 = contiguous(x0)", "s1 = exp(s0)", "y0 = add(s1, x0)"]),
+        (lambda x: -x + tg.abs(x), ["s0 = negative(x0)", "s1 = abs(x0)", "y0 = add(s0, s1)"]),
+        (lambda x: tg.nn.functional.relu(x) * x, ["s0 = relu(x0)", "y0 = multiply(s0, x0)"]),
+    ],
+)
+def test_what_lies_by_columns_is_laid_out_anew_for_functions_that_would_round_otherwise_alone(
+    f: Callable[[Any], Any], steps: list[str]
+) -> None:
+    text = io.StringIO()
+    tg.explain(f(tg.permute_dims(tg.asarray(X.reshape(100, 200)), (1, 0))), file=text)
+    found = [line.strip() for line in text.getvalue().splitlines() if re.match(r"\s+[sy]\d+ = ", line)]
+    assert found == steps

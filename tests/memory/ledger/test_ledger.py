@@ -730,6 +730,7 @@ def test_a_journal_begins_with_what_is_alive_by_category() -> None:
 
     journal, m = Census(), Measure(detailed=False)
     LEDGER.open(m)
+    LEDGER.write(None)  # what is old has its category now
     late = [tg.exp(x), c64(np.ones(300))]  # just before
     LEDGER.write(journal)
     LEDGER.write(None)

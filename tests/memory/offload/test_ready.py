@@ -1,0 +1,81 @@
+"""What waits to be moved to another memory: values that are there and can be moved, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import bits_equal, values
+
+import tapegrad as tg
+from tapegrad.errors import OffloadError
+from tapegrad.memory.budget.budget import MANAGER
+from tapegrad.memory.offload import tiers
+from tapegrad.memory.policies import offload_names
+from tapegrad.ops.interop.names import name
+
+ROWS, N, LAYERS = 256, 32, 6
+BYTES = ROWS * N * 4
+
+
+class Failing:
+    """A tier that takes ``room`` values, and is full then."""
+
+    def __init__(self, tier: Any, room: int) -> None:
+        self.tier, self.room, self.asked = tier, room, 0
+
+    def put(self, buffer: Any) -> Any:
+        self.asked += 1
+        if self.asked > self.room:
+            raise OffloadError("the tier is full")
+        return self.tier.put(buffer)
+
+    def reclaim(self, nbytes: int | None = None) -> int:
+        return 0
+
+
+def ready() -> list[Any]:
+    """The storages that wait; each is resident, and to be moved."""
+    found = [recipe for recipe, _ in MANAGER._storages._ready.values()]
+    assert all(r.storage.row >= 0 and r.storage.transfer is not None and r.value() is not None for r in found)
+    return found
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("room", [0, 2, 100])
+def test_what_has_been_moved_or_cannot_be_does_not_wait(room: int, strided: bool, tmp_path: Path) -> None:
+    """Of a value that lies by columns the bytes would come back otherwise; a full tier's values are made again."""
+    chance = np.random.default_rng(0)
+    ws = [tg.asarray((chance.normal(size=(N, N)) * 0.2).astype("f4")) for _ in range(LAYERS)]
+    x, disk = tg.asarray(chance.normal(size=(ROWS, N)).astype("f4")), tiers.Disk(tmp_path)
+    tier, waiting = Failing(disk, room), list[int]()
+
+    def layer(h: Any, w: Any) -> Any:
+        h = tg.softmax(h @ w)
+        return name(tg.tanh(h.mT), "h").mT if strided else name(h, "h")  # small values lie as their operands do
+
+    def run(within: Any) -> Any:
+        waiting.clear()
+        with within, tg.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            h = x
+            for w in ws:
+                h = layer(h, w)
+                waiting.append(len(ready()))
+            y = tg.sum(h * h)
+            del h
+            found = [tape.gradient(y, x) for _ in range(2) if ready() is not None]
+            ready()
+            del tape, y
+        assert not MANAGER._storages._ready
+        return values(found)
+
+    with tg.measure() as m:
+        base = m.live_bytes
+    wanted = run(tg.measure())
+    limit = base + 7 * BYTES
+    assert bits_equal(run(tg.memory_budget(limit, policy=offload_names("h", tier=tier))), wanted)
+    assert tier.asked == 0 if strided else tier.asked >= 1
+    assert len(waiting) == LAYERS and max(waiting) > 1
