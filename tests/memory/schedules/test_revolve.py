@@ -180,6 +180,22 @@ def test_online_is_one_step_from_optimal_until_its_places_are_used_up(n: int, c:
             assert found.steps <= 1.3 * best + 1
 
 
+THINNED = {
+    1: [1] * 8,
+    2: [2, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 8, 9, 10, 11, 11, 11, 12, 13, 14, 15, 16, 16, 16],
+    3: [2, 4, 3, 2, 6, 5, 4, 4, 10, 9, 7, 6, 5, 12, 10, 8, 7, 6, 5, 18, 16, 14, 13, 12],
+    5: [2, 5, 7, 11, 10, 9, 8, 7, 6, 5, 4, 10, 15, 20, 19, 18, 17, 16, 15, 14, 13, 14, 16, 15],
+}
+"""By places, and from the first length on that is more than they are optimal for: steps beyond the optimum."""
+
+
+@pytest.mark.parametrize("c", THINNED)
+def test_what_thinning_out_costs_when_places_are_used_up(c: int) -> None:
+    optimal = (c + 1) * (c + 2) // 2
+    beyond = [count(online(n, c), n).steps - extra_steps(n, c) - n for n in range(1, optimal + len(THINNED[c]) + 1)]
+    assert beyond == [1] * optimal + THINNED[c]
+
+
 def test_how_many_states_make_a_loop_cheap() -> None:
     for n in (1, 2, 3, 6, 7, 100, 1000):
         c = ideal_states(n)
