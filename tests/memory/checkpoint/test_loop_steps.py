@@ -157,3 +157,34 @@ def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_o
             call = tape._records[-1].call  # type: ignore[union-attr]
         found.append([len(noted) for noted in (call._forms, call._marks, call._draws._hashes)])
     assert max(rows) > 2 and found == [[10, 9, 10]] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "sqrt"}, {"schedule": "mixed"}, {"outputs": True}], ids=str)
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_step_may_return_a_value_from_outside_that_nothing_reads(at: int, options: Any) -> None:
+    """As the state, or as an output; a variable's value, or a tensor's."""
+    x, c, v = c64([1.0, 2.0]), c64([0.5, 0.25]), var64([0.75, 0.125])
+    outputs = options.get("outputs")
+
+    def step(s: Any, i: int) -> Any:
+        new = c if i == at and not outputs else tg.sin(s)
+        beside = c if i == at else v.value() if i == at - 1 else s
+        return (new, beside) if outputs else new
+
+    def plainly(state: Any) -> Any:
+        beside = []
+        for i in range(5):
+            state = step(state, i)
+            if outputs:
+                beside.append(state[1])
+                state = state[0]
+        return (state, tg.stack(beside)) if outputs else state
+
+    def run(loop: Callable[[Any], Any]) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch([x, c])
+            y = loop(x)
+            loss = sum(tg.sum(leaf * leaf) for leaf in tg.nest.flatten(y))
+        return values(tape.gradient(loss, [x, c, v], unconnected_gradients="zero"))
+
+    assert bits_equal(run(lambda s: checkpointed_loop(step, s, 5, snapshots=2, **options)), run(plainly))

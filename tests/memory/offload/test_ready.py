@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import tapegrad as tg
 from tapegrad.errors import OffloadError
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.offload import tiers
+from tapegrad.memory.offload.offload import AHEAD, Offloads
 from tapegrad.memory.policies import offload_names
 from tapegrad.ops.interop.names import name
 
@@ -85,3 +88,48 @@ def test_what_has_been_moved_or_cannot_be_does_not_wait(room: int, strided: bool
         assert bits_equal(run(tg.memory.policy(offload_names("h", tier=tier))), wanted)
         assert tier.asked == 0 if strided else tier.asked >= LAYERS - 1
         assert max(waiting) <= 3 and waiting[-1] <= 2, "what has been moved does not wait"
+
+
+class Away:
+    """A value in another memory, made at node ``index``."""
+
+    def __init__(self, index: int, refuses: bool = False) -> None:
+        self.node = SimpleNamespace(index=index, aval=SimpleNamespace(nbytes=index))
+        self.coming, self.refuses = False, refuses
+
+    def prefetch(self) -> bool:
+        self.coming = not self.refuses
+        return self.coming
+
+    def cancel(self) -> bool:
+        was, self.coming = self.coming, False
+        return was
+
+
+def brought(here: int, room: Callable[[int], bool] = lambda nbytes: True, refuse: tuple[int, ...] = ()) -> list[int]:
+    """Of values made at nodes 1 to 8, those that come back where the walk is at node ``here``."""
+    away, offloads = [Away(i, i in refuse) for i in range(1, 9)], Offloads()
+    for value in away:
+        offloads.went(value)  # type: ignore[arg-type]
+    offloads.prefetch(here, room)
+    offloads.prefetch(here, room)  # what is on its way is not asked for again
+    return [value.node.index for value in away if value.coming]
+
+
+def test_the_next_few_values_come_back_while_there_is_room_the_latest_first() -> None:
+    assert AHEAD == 2 and brought(6) == [4, 5] and brought(2) == [1] and brought(1) == [] and brought(100) == [7, 8]
+    assert brought(6, lambda nbytes: nbytes != 4) == [5] and brought(6, lambda nbytes: nbytes != 5) == []
+    assert brought(6, refuse=(5,)) == [] and brought(6, refuse=(4,)) == [5]
+
+
+def test_what_is_on_its_way_turns_round_the_last_one_first() -> None:
+    """Those that have come, or that nobody wants any more, do not."""
+    away, offloads = [Away(i) for i in range(5)], Offloads()
+    assert all(offloads.bring(value, lambda nbytes: True) for value in away[:4])  # type: ignore[arg-type]
+    away[3].coming = False  # it has come
+    assert offloads.bring(away[4], lambda nbytes: True) and len(offloads._coming) == 4  # type: ignore[arg-type]
+    turned = []
+    del away[2]
+    while offloads.give_way(1):
+        turned.append([value.node.index for value in away if value.coming])
+    assert turned == [[0, 1], [0], []] and not offloads._coming
