@@ -37,7 +37,7 @@ class Agreed(NamedTuple):
     unseeded: set[int]
     """Targets that another process seeds."""
     behind: dict[int, Node]
-    """Sources that those depend on, by index: if nothing comes to them their gradients are zeros, not none."""
+    """Values that those depend on, by index: if nothing comes to such a source its gradient is zeros, not none."""
 
 
 class _Joint(NamedTuple):
@@ -107,7 +107,7 @@ def agreed(
             record = records[j.position]
             forced.add(record.results[0].index)
             path.update(n.index for n in record.followed)
-    return Agreed(path, forced, unseeded, _behind(records, targets, unseeded, keep) if unseeded else {})
+    return Agreed(path, forced, unseeded, _behind(records, targets, unseeded) if unseeded else {})
 
 
 def _united(flags: Sequence[dict[Hashable, bool]]) -> dict[Hashable, bool]:
@@ -236,15 +236,13 @@ def _unseeded(
     return found
 
 
-def _behind(
-    records: Sequence[Record], targets: Sequence[Buffer], unseeded: set[int], keep: set[int]
-) -> dict[int, Node]:
-    """The sources that unseeded targets depend on, these included."""
+def _behind(records: Sequence[Record], targets: Sequence[Buffer], unseeded: set[int]) -> dict[int, Node]:
+    """The values that unseeded targets depend on, these included."""
     nodes = {t.node.index: t.node for t in targets if t.node.index in unseeded}
     for record in reversed(records):
         if any(n.index in nodes for n in record.results):
             nodes.update((n.index, n) for n in record.followed)
-    return {index: n for index, n in nodes.items() if index in keep and n.aval.smooth}
+    return nodes
 
 
 def _warn(kind: str) -> None:

@@ -279,7 +279,7 @@ class GradientTape(Recording):
     def _followed(
         self, records: list[Record], cts: dict[int, Tensor], keep: set[int], targets: Sequence[Tensor | Variable]
     ) -> tuple[set[int] | None, AbstractSet[int], dict[int, Node]]:
-        """The values to follow (None: all), what is pulled in any case, and the sources that get zeros at least."""
+        """The values to follow (None: all), what is pulled in any case, and what gets zeros at least."""
         if self._peers is None:
             everything = set(self._watched).union(*self._values.values())
             return None if everything <= keep else reachable(records, keep), frozenset(), {}

@@ -369,13 +369,14 @@ class Wanting(Reaching):
         return [(*mine[:2], dict(mine[2]), dict(mine[3]), *mine[4:]), (*mine[:2], every, every, *mine[4:])]
 
 
+@pytest.mark.parametrize("within", [contextlib.nullcontext, lambda: tg.memory_budget("1GiB")], ids=["", "a budget"])
 def test_what_several_processes_have_recorded_is_kept_though_nobody_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    within: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the tapes of processes would differ by what each has forgotten.  What it was made of is kept, too."""
     pulled = list[Any]()
     everyone, x = of_all(Wanting(2), monkeypatch, pulled), c64([1.0, 2.0])
-    with tg.GradientTape() as tape:
+    with within(), tg.GradientTape() as tape:
         tape.watch(x)
         for _ in range(3):
             everyone(x * 2.0)
@@ -397,6 +398,18 @@ def test_where_nothing_is_asked_for_the_tape_lets_go_before_zeros_are_made() -> 
             tape.watch(x)
             y = tg.sum(tg.softmax(x))
         live = m.live_bytes
-        zeros = tape.gradient(y, [unused], unconnected_gradients="zero")
+        with tg.measure() as inside:
+            zeros = tape.gradient(y, [unused], unconnected_gradients="zero")
         same(zeros, [np.zeros(20_000)])
-        assert m.live_bytes <= live
+        assert inside.peak_bytes <= live + 1024, "the seed besides"
+
+
+@pytest.mark.parametrize("sources", [[], {}, None], ids=repr)
+def test_who_asks_for_nothing_takes_part_in_what_others_ask_for(sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = list[Any]()
+    everyone, x, unused = of_all(Wanting(2), monkeypatch, pulled), c64([1.0, 2.0]), c64([0.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = everyone(x)
+    found = tape.gradient(y, unused if sources is None else sources)
+    assert found == sources and len(pulled) == 1
