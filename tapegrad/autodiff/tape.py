@@ -255,8 +255,6 @@ class GradientTape(Recording):
         keep.update(*[self._values.get(v._number, ()) for v in variables])
         keep.update([b.node.index for b in held(variables)])
         if not keep and self._peers is None:
-            if consume:
-                records.clear()
             return {}
         path, forced, behind = self._followed(records, cts, keep, targets)
         slices = self._slices and lead is None
