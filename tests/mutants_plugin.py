@@ -147,8 +147,13 @@ class Only:
         items[:] = sorted((i for i in items if i.nodeid in self.order), key=lambda i: self.order[i.nodeid])
 
 
-def pytest_configure(config: Any) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: Any) -> None:
+    """Before a ``conftest.py`` is loaded, which may import much of the package."""
     if path := os.environ.get("MUTANTS_REACH"):
-        config.pluginmanager.register(Reach(Path(path)))
+        early_config.pluginmanager.register(Reach(Path(path)))
+
+
+def pytest_configure(config: Any) -> None:
     if path := os.environ.get("MUTANTS_TESTS"):
         config.pluginmanager.register(Only(Path(path)))

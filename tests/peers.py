@@ -48,7 +48,7 @@ def of_all(
     """An operation in which ``peers`` take part, and of which all have the same result; ``pulled``: its cotangents."""
     tg.zeros(1)  # every operation is declared
 
-    def pull(ct: Any, x: Any) -> Any:
+    def pull(ct: Any) -> Any:
         if pulled is not None:
             pulled.append(ct)
         return ct

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from pathlib import Path
 
@@ -83,3 +84,20 @@ def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.Monke
     assert mutants.reach(copy, "tests/core/test_aval.py") == found
     assert not any(test["spawned"] for test in found["tests"])
     assert any(path == "tapegrad/core/primitive.py" for path, _ in found["imports"])
+
+
+def test_what_a_conftest_imports_is_noted_as_well(tmp_path: Path) -> None:
+    """It is loaded before pytest is configured."""
+    texts = {
+        "tapegrad/__init__.py": "", "tapegrad/core/__init__.py": "", "conftest.py": "from tapegrad.core import thing\n",
+        "tapegrad/core/thing.py": "def f():\n    return 1\n",
+        "tests/mutants_plugin.py": (mutants.ROOT / "tests/mutants_plugin.py").read_text(),
+        "test_it.py": "from tapegrad.core import thing\n\n\ndef test_it():\n    assert thing.f() == 1\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    made = tmp_path / "reach.json"
+    assert mutants.pytest(tmp_path, ["test_it.py"], None, MUTANTS_REACH=str(made))[0] == 0
+    (test,) = json.loads(made.read_text())["tests"]
+    assert test["reached"] == [["tapegrad/core/thing.py", 2]]

@@ -36,6 +36,8 @@ class Agreed(NamedTuple):
     """Results of operations (their first ones) that are pulled whether or not a cotangent has come here."""
     unseeded: set[int]
     """Targets that another process seeds."""
+    behind: dict[int, Node]
+    """Values that those depend on, by index: if nothing comes to such a source its gradient is zeros, not none."""
 
 
 class _Joint(NamedTuple):
@@ -105,7 +107,7 @@ def agreed(
             record = records[j.position]
             forced.add(record.results[0].index)
             path.update(n.index for n in record.followed)
-    return Agreed(path, forced, unseeded)
+    return Agreed(path, forced, unseeded, _behind(records, targets, unseeded) if unseeded else {})
 
 
 def _united(flags: Sequence[dict[Hashable, bool]]) -> dict[Hashable, bool]:
@@ -232,6 +234,15 @@ def _unseeded(
         if kind is not REPLICATED and len(sums) > 1:
             _warn(kind)
     return found
+
+
+def _behind(records: Sequence[Record], targets: Sequence[Buffer], unseeded: set[int]) -> dict[int, Node]:
+    """The values that unseeded targets depend on, these included."""
+    nodes = {t.node.index: t.node for t in targets if t.node.index in unseeded}
+    for record in reversed(records):
+        if any(n.index in nodes for n in record.results):
+            nodes.update((n.index, n) for n in record.followed)
+    return nodes
 
 
 def _warn(kind: str) -> None:

@@ -92,8 +92,8 @@ def _leaf(x: object) -> Any:
 
 
 def _fits(old: Any, new: Any) -> bool:
-    if isinstance(old, str) or isinstance(new, str):
-        return isinstance(old, str) and isinstance(new, str)
+    if isinstance(old, str) and isinstance(new, str):
+        return True
     if old is None or new is None:
         return (old or new or ((),))[0] == ()
     return bool(old == new)

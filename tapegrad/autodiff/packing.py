@@ -65,7 +65,8 @@ class Layout:
         if not self.several:
             return arrays[0].astype(self.aval.dtype, copy=False)
         xp = self.aval.device.xp
-        flat = [a.reshape((*self.lead, -1)).astype(self.aval.dtype, copy=False) for a in arrays if a.size]
+        sized = [(a, (*self.lead, prod(s))) for a, s in zip(arrays, self.shapes, strict=True) if a.size]
+        flat = [a.reshape(shape).astype(self.aval.dtype, copy=False) for a, shape in sized]
         return xp.concatenate(flat, axis=-1) if flat else xp.zeros(self.aval.shape, self.aval.dtype)
 
     def unpacked(self, whole: Tensor) -> Tensor | tuple[Tensor, ...]:

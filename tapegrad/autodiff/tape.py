@@ -20,6 +20,7 @@ from tapegrad.autodiff.effects import agreed
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Record, reachable
 from tapegrad.autodiff.seeds import apart, handles, wants_zeros, weights_of
+from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF, Node, next_index
@@ -258,13 +259,14 @@ class GradientTape(Recording):
         keep.update(*[self._values.get(v._number, ()) for v in variables])
         keep.update([b.node.index for b in held(variables)])
         if not keep and self._peers is None:
-            if consume:
-                records.clear()
             return {}
-        path, forced = self._followed(records, cts, keep, targets)
+        path, forced, behind = self._followed(records, cts, keep, targets)
         slices = self._slices and lead is None
         walk = partial(backward, path=path, lead=lead, also=also, forced=forced, slices=slices)
         grads = self._pulled(walk, records, cts, keep, sought, consume)
+        for indices in map(self._indices, sought) if behind else ():
+            if grads.keys().isdisjoint(indices):
+                grads.update({i: zeros_of(behind[i].aval, lead) for i in indices & behind.keys()})
         if consume:
             self._tracked, self._watched = set(), set()
         return grads
@@ -278,16 +280,16 @@ class GradientTape(Recording):
 
     def _followed(
         self, records: list[Record], cts: dict[int, Tensor], keep: set[int], targets: Sequence[Tensor | Variable]
-    ) -> tuple[set[int] | None, AbstractSet[int]]:
-        """The values that the walk follows (None: all), and what it pulls in any case."""
+    ) -> tuple[set[int] | None, AbstractSet[int], dict[int, Node]]:
+        """The values to follow (None: all), what is pulled in any case, and what gets zeros at least."""
         if self._peers is None:
             everything = set(self._watched).union(*self._values.values())
-            return None if everything <= keep else reachable(records, keep), frozenset()
+            return None if everything <= keep else reachable(records, keep), frozenset(), {}
         buffers = [t._cell.get() if isinstance(t, Variable) else t._buffer for t in targets]
         joint = agreed(self._peers, records, cts, keep, [b for b in buffers if b.node.index in cts])
         for index in joint.unseeded:
             cts.pop(index, None)
-        return joint.path, joint.forced
+        return joint.path, joint.forced, joint.behind
 
     def _indices(self, variable: Variable) -> set[int]:
         """The values that stand for a variable: all that was read, and the present one."""

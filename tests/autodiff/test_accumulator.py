@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from checks import bits_equal, c64, no_garbage, same, values, var64
 
 import tapegrad as tg
 from tapegrad import errors
+from tapegrad.core.state import thread
 
 
 def test_what_its_documentation_shows() -> None:
@@ -233,3 +236,47 @@ def test_values_may_become_arrays_and_nothing_is_retained() -> None:
         assert sum(r() is not None for r in refs) == 1
         del acc, y
     assert not any(r() for r in refs)
+
+
+@pytest.mark.parametrize("make", [lambda x: tg.ForwardAccumulator(x, x), lambda x: tg.GradientTape()])
+@pytest.mark.parametrize("told", [True, False])
+def test_a_block_that_an_interrupt_keeps_from_being_entered_is_not_entered(
+    make: Callable[[Any], Any], told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it came before or after the others heard of it; the second time it is entered as the first time."""
+    x = c64([1.0, 2.0])
+    block = make(x)
+    module = sys.modules[type(block).__module__]
+    tell, before = module.tell, thread.recorders  # type: ignore[attr-defined]
+
+    def interrupted(recorder: Any) -> None:
+        if told:
+            tell(recorder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as inside:
+        inside.setattr(module, "tell", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            block.__enter__()
+    assert thread.recorders == before
+    with block:
+        assert thread.recorders == (*before, block)
+    assert thread.recorders == before
+
+
+def test_a_block_that_an_interrupt_keeps_from_being_left_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = c64([1.0, 2.0])
+    for block in (tg.ForwardAccumulator(x, x), tg.GradientTape()):
+        stop, before, times = type(block)._stop, thread.recorders, list[int]()
+
+        def once(recorder: Any, stop: Any = stop, times: list[int] = times) -> None:
+            times.append(0)
+            if len(times) == 1:
+                raise KeyboardInterrupt
+            stop(recorder)
+
+        with monkeypatch.context() as inside:
+            inside.setattr(type(block), "_stop", once)
+            with pytest.raises(KeyboardInterrupt), block:
+                pass
+        assert thread.recorders == before and len(times) == 2

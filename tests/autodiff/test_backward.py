@@ -16,7 +16,7 @@ from peers import Peers, of_all
 import tapegrad as tg
 from tapegrad import errors
 from tapegrad.autodiff.recording import Trace
-from tapegrad.autodiff.records import reachable
+from tapegrad.autodiff.records import Applied, reachable
 from tapegrad.errors import ReplicatedTargetWarning
 
 BIG = 20_000
@@ -243,6 +243,27 @@ def test_rows_stay_rows_through_a_reading_of_their_table(others: bool) -> None:
     assert type(g) is tg.IndexedSlices and g.values.tolist() == [[2.0, 2.0]] * 2 and g.indices.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("dense_first", [True, False])
+@pytest.mark.parametrize("reads", [("sparse", "sparse"), ("sparse", "dense"), ("sparse", "sparse", "dense")])
+def test_rows_of_several_readings_are_added(reads: tuple[str, ...], dense_first: bool) -> None:
+    """As rows while all are; to a whole array where one is."""
+    table, start = var64(np.ones((4, 2))), np.arange(8.0).reshape(4, 2)
+    table.assign(start)
+    with tg.GradientTape() as tape:
+        total, wanted = tg.zeros((), dtype="float64"), np.zeros((4, 2))
+        for k, read in enumerate(reads[::-1] if dense_first else reads):
+            t = table.value()
+            if read == "sparse":
+                total = total + tg.sum(tg.take(t, [k, 3], axis=0, sparse_grad=True) ** 2)
+                wanted[[k, 3]] += 2 * start[[k, 3]]
+            else:
+                total = total + tg.sum(t * 5.0)
+                wanted += 5.0
+    g = tape.gradient(total, table)
+    assert (type(g) is tg.IndexedSlices) == ("dense" not in reads)
+    same(g.to_dense() if isinstance(g, tg.IndexedSlices) else g, wanted)
+
+
 def test_rows_are_a_whole_array_where_an_array_is_asked_for() -> None:
     g = tg.grad(lambda x: tg.sum(tg.take(x, [1, 3], axis=0, sparse_grad=True) ** 2))(c64(np.ones((4, 2))))
     assert type(g) is tg.Tensor and g.tolist() == [[0.0] * 2, [2.0] * 2] * 2
@@ -338,3 +359,59 @@ def test_processes_that_say_the_same_are_asked_once_also_of_what_no_target_wants
         y = x * x
     same(tape.gradient(y, x), [2.0, 4.0])
     assert peers.times == 1 and not pulled
+
+
+class Wanting(Reaching):
+    """The other processes' sources lead to every operation, and from every one to their targets."""
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        every = dict.fromkeys(mine[2], True)
+        return [(*mine[:2], dict(mine[2]), dict(mine[3]), *mine[4:]), (*mine[:2], every, every, *mine[4:])]
+
+
+@pytest.mark.parametrize("within", [contextlib.nullcontext, lambda: tg.memory_budget("1GiB")], ids=["", "a budget"])
+def test_what_several_processes_have_recorded_is_kept_though_nobody_asks_for_it(
+    within: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the tapes of processes would differ by what each has forgotten.  What it was made of is kept, too."""
+    pulled = list[Any]()
+    everyone, x = of_all(Wanting(2), monkeypatch, pulled), c64([1.0, 2.0])
+    with within(), tg.GradientTape() as tape:
+        tape.watch(x)
+        for _ in range(3):
+            everyone(x * 2.0)
+        for _ in range(500):
+            x * 3.0
+        y = x * x
+        assert len(tape._records) < 200
+        made = {r.node.index: r for r in tape._records if isinstance(r, Applied)}
+        joint = [r for r in made.values() if r.node.prim.effect is not None]
+        assert len(joint) == 3 and all(n.index in made for r in joint for n in r.inputs)
+    same(tape.gradient(y, x), [2.0, 4.0])
+    assert len(pulled) == 3
+
+
+@pytest.mark.parametrize("sources", [[], {}, None], ids=repr)
+def test_who_asks_for_nothing_takes_part_in_what_others_ask_for(sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = list[Any]()
+    everyone, x, unused = of_all(Wanting(2), monkeypatch, pulled), c64([1.0, 2.0]), c64([0.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = everyone(x)
+    found = tape.gradient(y, unused if sources is None else sources)
+    assert found == sources and len(pulled) == 1
+
+
+@pytest.mark.parametrize("within", [contextlib.nullcontext, lambda: tg.memory_budget("1GiB")], ids=["", "a budget"])
+def test_what_operations_among_processes_were_made_of_is_kept_for_later_values(
+    within: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many dead values later the way from a value back through such an operation is whole."""
+    everyone, x = of_all(Reaching(1), monkeypatch), c64([0.5, 1.0])
+    with within(), tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.tanh(everyone(tg.sin(x * 2.0) * 3.0))
+        for _ in range(500):
+            x * 3.0
+    inner = 3.0 * np.sin([1.0, 2.0])
+    same(tape.gradient(y, x), (1 - np.tanh(inner) ** 2) * 6.0 * np.cos([1.0, 2.0]))

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import bits_equal, c64, no_garbage, same, values, var64
+from peers import Peers
 
 import tapegrad as tg
 from tapegrad import errors, nest
+from tapegrad.core import primitive
 from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.ops.apply import barrier
 
 FUNCTIONS = [
     lambda x, y: tg.tanh(x) * y - tg.exp(x) / (2.0 + y),
@@ -139,3 +142,24 @@ def test_a_value_that_a_budget_drops_comes_back_with_its_tangent(rng: np.random.
     with tg.memory_budget("10MiB") as m:
         found = run()
     assert all(map(bits_equal, found, wanted)) and m.evictions and m.restored
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_an_operation_among_processes_is_pushed_though_nothing_here_has_a_tangent(
+    followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have one, and waits.  With zeros, then; what else has none is not pushed."""
+    given = list[Any]()
+
+    def impl(xp: Any, x: Any) -> Any:
+        given.append(np.array(x))
+        return x * 1
+
+    x, z = c64([1.0, 2.0]), c64([3.0, 4.0])
+    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
+    everyone = primitive.linear(
+        "everyone", impl=impl, infer=lambda x: x, transpose=lambda ct, x: ct, effect=Peers(2), dry=lambda x, out: out
+    )
+    y, t = tg.jvp(lambda u: barrier(everyone, u if followed else z) + u * 2.0, (x,), (c64([1.0, 10.0]),))
+    same(t, [3.0, 30.0] if followed else [2.0, 20.0])
+    assert [g.tolist() for g in given] == ([[1.0, 2.0], [1.0, 10.0]] if followed else [[3.0, 4.0], [0.0, 0.0]])

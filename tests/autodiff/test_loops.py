@@ -140,3 +140,34 @@ def test_one_step_gives_one_row():
     ):
         state, rows = loop
         assert float(state) == 2.0 and rows["y"].numpy().tolist() == [2.0] and rows["none"] is None
+
+
+class Shaped:
+    """Something of the program's that has a shape and no dtype."""
+
+    shape = (2,)
+
+
+class Typed:
+    """The same the other way round."""
+
+    dtype = np.dtype("float32")
+
+
+@pytest.mark.parametrize("kind", [Shaped, Typed])
+def test_a_state_may_hold_what_looks_like_an_array_in_part(kind):
+    """It is passed on as it is."""
+    thing = kind()
+    x, held = tg.fori_loop(0, 3, lambda i, s: (s[0] * 2.0, s[1]), (tg.asarray(np.ones(2)), thing))
+    assert x.tolist() == [8.0, 8.0] and held is thing
+
+
+@pytest.mark.parametrize(("new", "fits"), [("text", True), (None, True), (3.0, False), (np.ones(2), False)])
+def test_what_is_no_array_stays_none_of_one_kind_or_another(new, fits):
+    start = (tg.asarray(np.ones(2)), Shaped())
+    body = lambda i, s: (s[0], new)
+    if fits:
+        assert tg.fori_loop(0, 2, body, start)[1] == new
+    else:
+        with pytest.raises(StructureError, match="Shaped"):
+            tg.fori_loop(0, 2, body, start)

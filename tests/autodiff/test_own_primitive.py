@@ -11,7 +11,16 @@ import pytest
 from checks import Counted, no_garbage, same
 
 import tapegrad as tg
-from tapegrad.errors import DryRunError, GradientError, GradientTypeError, NoGradientError, NotATensorError, ShapeError
+from tapegrad.autodiff import own_primitive
+from tapegrad.errors import (
+    DryRunError,
+    DTypeError,
+    GradientError,
+    GradientTypeError,
+    NoGradientError,
+    NotATensorError,
+    ShapeError,
+)
 from tapegrad.testing import check_grads
 
 X, Y = np.linspace(0.2, 1.5, 12).reshape(3, 4), np.linspace(-1, 1, 12).reshape(3, 4)
@@ -279,3 +288,61 @@ def test_a_batch_inside_a_rule_runs_a_call_once_also_where_a_budget_listens(budg
         _, tangent = tg.jvp(own, (x,), (x * 0 + 1,))
     assert counted.take() == 1
     same(tangent, np.cos(X))
+
+
+def test_tangents_of_several_results_are_one_for_each() -> None:
+    @tg.primitive
+    def own(x):
+        return [np.sin(x), np.cos(x).sum(axis=-1)]
+
+    own.defjvp(lambda t, x: [t * tg.cos(x), -tg.sum(t * tg.sin(x), axis=-1)])
+    (y, z), (ty, tz) = tg.jvp(own, (X,), (Y,))
+    same([y, z], [np.sin(X), np.cos(X).sum(axis=-1)])
+    same([ty, tz], [Y * np.cos(X), -(Y * np.sin(X)).sum(axis=-1)])
+    many = tg.vmap(lambda x, t: tg.jvp(own, (x,), (t,))[1])(np.stack([X, Y]), np.stack([Y, X]))
+    same([m[0] for m in many], [Y * np.cos(X), -(Y * np.sin(X)).sum(axis=-1)])
+    same([m[1] for m in many], [X * np.cos(Y), -(X * np.sin(Y)).sum(axis=-1)])
+
+
+def test_layouts_that_are_too_many_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_primitive, "_MOST_LAYOUTS", 3)
+
+    @tg.primitive
+    def own(x):
+        return x + 1
+
+    for _ in range(2):
+        for n in range(8):
+            same(own(np.zeros(n)), np.ones(n))
+            assert 1 <= len(own._layouts) <= 3
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_rows_of_several_results_are_pulled_as_one_by_one_or_all_together(batched: bool) -> None:
+    @tg.primitive(batched=batched)
+    def own(x):
+        return [np.sin(x), np.cos(x).sum(axis=-1)]
+
+    own.defvjp(lambda ct, x: ct[0] * tg.cos(x) - tg.expand_dims(ct[1], axis=-1) * tg.sin(x))
+    many = np.stack([X, Y])
+    for x, (first, second) in zip(many, zip(*tg.vmap(tg.jacobian(own))(many), strict=True), strict=True):
+        wanted = [np.zeros((3, 4, 3, 4)), np.zeros((3, 3, 4))]
+        for i, j in np.ndindex(3, 4):
+            wanted[0][i, j, i, j], wanted[1][i, i, j] = np.cos(x[i, j]), -np.sin(x[i, j])
+        same([first, second], wanted)
+    same(list(tg.jacobian(own)(Y)), wanted)
+
+
+def test_results_of_one_primitive_are_of_one_kind() -> None:
+    @tg.primitive
+    def own(x):
+        return [x, x > 0]
+
+    with pytest.raises(DTypeError, match="own: returned dtypes float64, bool: results of one primitive must be of one"):
+        own(X)
+
+    @tg.primitive
+    def wider(x):
+        return [x.astype("float32"), x]
+
+    assert [y.dtype.name for y in wider(X)] == ["float64", "float64"]

@@ -309,3 +309,11 @@ def test_failures_that_cannot_be_nan() -> None:
 def test_the_example_of_an_empty_batch_is_in_the_domain_of_most_functions():
     """Warnings are errors."""
     assert tg.vmap(lambda x: tg.log(x) + tg.sqrt(x) + 1 / x)(tg.zeros((0, 3))).shape == (0, 3)
+
+
+@pytest.mark.parametrize("wrap", [tg.recompute_grad, tg.custom_gradient])
+def test_a_call_for_no_examples_gives_none(wrap: Any) -> None:
+    f = wrap(lambda x: (tg.sin(x) @ W, lambda ct: ct @ W.T) if wrap is tg.custom_gradient else tg.sin(x) @ W)
+    g = tg.vmap(tg.grad(lambda x: tg.sum(f(x))))
+    assert tg.vmap(f)(np.zeros((0, 4))).shape == (0, 5) and g(np.zeros((0, 4))).shape == (0, 4)
+    assert tg.vmap(f)(X).shape == (6, 5)

@@ -78,6 +78,9 @@ def test_the_least_block_of_the_pool_is_worth_one() -> None:
     least = CPU.least_pooled // F32.itemsize
     sites = [Site(prim, (aval,), aval, True) for aval in (shaped((n,), F32, CPU) for n in (least - 1, least))]
     assert [site.pooled for site in sites] == [False, True]
+    assert [site.direct for site in sites] == [np.negative, None], "the ufunc alone would take memory of its own"
+    number = shaped((), F32, CPU)
+    assert Site(prim, (number,), number, True).direct is None, "it would give a scalar"
     assert type(CPU.empty((least,), F32).base) is not type(CPU.empty((least - 1,), F32).base)
 
 

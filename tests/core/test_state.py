@@ -245,3 +245,26 @@ def walks_after(work: Callable[[], None]) -> Iterator[int]:
     for _ in Calls([__file__]).everywhere(work):
         yield thread.walks
         thread.walks = 0
+
+
+def test_the_precision_that_was_chosen_last_is_in_force_but_where_a_rerun_says_otherwise() -> None:
+    before = state.chosen_precision()
+    try:
+        for precision in ("high", "highest"):
+            state.choose_precision(precision)
+            assert state.chosen_precision() == state.precision() == precision
+            assert during(state.precision, precision="as before") == "as before"
+            assert during(state.chosen_precision, precision="as before") == precision
+    finally:
+        state.choose_precision(before)
+
+
+def test_autocasts_end_from_the_innermost_on() -> None:
+    before = thread.autocasts
+    for dtype in ("bfloat16", None, "float16"):
+        state.cast_from_now(dtype)
+    left = []
+    for _ in range(3):
+        left.append(thread.autocasts[len(before) :])
+        state.cast_no_more()
+    assert left == [("bfloat16", None, "float16"), ("bfloat16", None), ("bfloat16",)] and thread.autocasts == before

@@ -546,3 +546,20 @@ def case_ambiguous_targets_warn(group: Group) -> None:
             assert text in str(told[0].message) and told[0].filename == __file__, told[0]
         wanted = count if text == "recompute_grad" else 2 * group.size + group.size**2
         np.testing.assert_allclose(np.asarray(found), np.full(3, wanted * (group.size if count == 1 else 1)))
+
+
+def case_gradients_in_what_comes_after_a_sum(group: Group) -> None:
+    """Rank 0 alone seeds the target; the other ranks' gradients are zeros, so that they can be added up."""
+    w, scale = tg.Variable(np.ones(3)), tg.Variable(np.float64(2.0))
+    with tg.GradientTape() as tape:
+        total = dist.all_reduce(tg.sum(w * data(group, 3)))
+        found = tape.gradient(total * scale, [w, scale, total])
+    sums = [np.asarray(dist.all_reduce(g)) for g in found]
+    everything = sum(everyone(group, data(group, 3)))
+    for got, wanted in zip(sums, [2.0 * everything, np.sum(everything), 2.0], strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-12)
+    with dist.GradientTape() as parallel:
+        target = dist.all_reduce(tg.sum(w * data(group, 3))) * scale
+    slopes = parallel.gradient(target, [w, scale])
+    np.testing.assert_allclose(np.asarray(slopes[0]), 2.0 * everything, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(slopes[1]), np.sum(everything), rtol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
@@ -210,3 +211,47 @@ def test_memory_that_an_operation_among_processes_takes_has_its_category_and_nam
         y = barrier(taking, tg.asarray(np.ones(4)))
     assert y.tolist() == [2.0] * 4
     assert m.peak_by_category["communication"] == 8192
+
+
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "a reduction": lambda x: tg.sum(x, axis=0),
+    "a reduction in a wider type": lambda x: tg.sum(tg.astype(tg.concat([x] * 100, axis=1), "float16"), axis=1),
+    "a reduction that keeps its axis": lambda x: tg.max(x, axis=1, keepdims=True),
+    "a product": lambda x: tg.matmul(x, x),
+    "a function that writes": lambda x: tg.concat([x, x], axis=1),
+    "a function that returns": lambda x: tg.sort(x, axis=0),
+    "of several parts": lambda x: tg.cumulative_sum(x, axis=0),
+    "indices": lambda x: tg.argmax(x, axis=0),
+    "some rows": lambda x: tg.take(x, [2, 0, 2], axis=0),
+    "rows that are added": lambda x: tg.grad(lambda u: tg.sum(tg.take(u, [2, 0, 2], axis=0) ** 2))(x),
+    "a norm": lambda x: tg.softmax(x, axis=0),
+    "a solution": lambda x: tg.linalg.solve(x + 3.0 * np.eye(3), x),
+    "created": lambda x: tg.ones((2, 3)) + tg.arange(3) + tg.eye(3)[:2],
+    "drawn": lambda x: tg.random.normal((4,), generator=tg.random.Generator(3)),
+}
+
+
+@pytest.mark.parametrize("what", OPERATIONS)
+def test_calls_do_the_work_on_other_arrays(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program keeps them: with what was read, into arrays that have other contents before."""
+    works: list[tuple[Work, list[Any], list[Any]]] = []
+    do = PLAIN.do
+
+    def note(work: Work, *temporaries: Any) -> list[Any]:
+        reads = [np.array(a) for a in work.reads]
+        results = do(work, *temporaries)
+        works.append((work, reads, [np.array(a) for a in results]))
+        return results
+
+    monkeypatch.setattr(PLAIN, "do", note)
+    values = np.random.default_rng(0).normal(size=(3, 3))
+    found = OPERATIONS[what](tg.asarray(values))
+    found.numpy()
+    monkeypatch.undo()
+    assert works
+    for work, reads, results in works:
+        outputs = [np.full_like(a, 77) for a in results]
+        kept = work.kept()
+        for f, args in kept.calls(reads, outputs, lent(kept.temporaries)):
+            f(*args)
+        assert all(np.array_equal(a, b) for a, b in zip(outputs, results, strict=True)), work.text()

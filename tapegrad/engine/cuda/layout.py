@@ -147,7 +147,7 @@ def _vec(leaves: list[Any], outputs: list[Any], kinds: list[str], reducing: tupl
     """
     arrays = [x for x, kind in zip(leaves, kinds) if kind not in (VALUE, ONE)] + outputs
     if reducing is None:
-        return max(1, 16 // max([x.itemsize for x in arrays], default=4))
+        return 16 // max([x.itemsize for x in arrays], default=4)
     run = min((n for n, stride in reducing if stride == 1), default=1)
     return 4 if run % 4 == 0 and all(_aligned(x, 4) for x in outputs) else 1
 

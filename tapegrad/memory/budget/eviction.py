@@ -132,11 +132,13 @@ class Candidates:
         return None if scores[row] == self._xp.inf else self._rows[row]
 
     def pass_over(self, recipe: Recipe) -> bool:
-        """Do not offer it until :meth:`refresh`: somebody holds it; False if it is no candidate any more."""
-        row = _of(recipe).row
-        if row >= 0:
-            self._numerators[row] = self._xp.inf
-        return row >= 0
+        """Do not offer it until :meth:`refresh`: somebody holds it; False if it is no candidate, or is one anew."""
+        storage = _of(recipe)
+        if storage.row < 0 or storage.anew:
+            storage.anew = False
+            return False
+        self._numerators[storage.row] = self._xp.inf
+        return True
 
     def spare(self, recipes: Iterable[Recipe]) -> None:
         """Do not offer these while there are others: a replay under way will read them."""

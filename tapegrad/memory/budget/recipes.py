@@ -39,10 +39,11 @@ class Storage:
     in between.  ``cost``: of making it from those.  ``part``: while it is dropped, the set of dropped ones it belongs
     to.  ``row``: while it is there, its row among the candidates for eviction (-1: none).  ``spared``: how many
     replays under way will read it.  ``answer``: what the policy in force says of it.  ``transfer``: if that is to
-    offload it, the cost of moving it away and back.
+    offload it, the cost of moving it away and back.  ``anew``: it could not be moved just now, so it is offered again,
+    by the cost of making it.
     """
 
-    __slots__ = ("answer", "cost", "holders", "near", "part", "row", "spared", "transfer")
+    __slots__ = ("anew", "answer", "cost", "holders", "near", "part", "row", "spared", "transfer")
 
     def __init__(self) -> None:
         self.holders: set[int] = set()
@@ -53,6 +54,7 @@ class Storage:
         self.spared = 0
         self.answer: Answer = RECOMPUTE
         self.transfer: float | None = None
+        self.anew = False
 
 
 @final

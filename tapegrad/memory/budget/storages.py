@@ -109,7 +109,6 @@ class Storages:
     @guarded
     def registered_again(self, graph: Graph) -> None:
         """What was made again while no budget was in force, perhaps by kernels that nobody told of, can be dropped."""
-        self.register_new()
         for kept in graph.kept():
             if kept.buffer is not None:
                 self.register(graph, kept.recipe, kept.buffer)
@@ -325,7 +324,7 @@ class Storages:
                 self._ready.pop(recipe.node.index, None)
                 return True
             if recipe.slot is None:
-                storage.transfer = None
+                storage.transfer, storage.anew = None, not moving
                 self._ready.pop(recipe.node.index, None)
                 self.candidates.refresh(recipe, graph)
                 return False

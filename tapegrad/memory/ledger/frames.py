@@ -166,7 +166,7 @@ class Call:
     """One call during which operations ran."""
 
     __slots__ = ("begin_ns", "begin_seq", "code", "end_ns", "end_seq", "file", "first", "kind", "line", "name",
-                 "ordinal", "parent", "phase", "site", "step")  # fmt: skip
+                 "ordinal", "parent", "phase", "site")  # fmt: skip
 
     def __init__(
         self, kind: int, name: str, file: str, line: int, parent: int, code: CodeType | None, site: int = -1
@@ -175,7 +175,7 @@ class Call:
         self.site = site
         """The place of the program's that makes it (-1: another's, or not asked for)."""
         self.begin_seq = self.end_seq = self.begin_ns = self.end_ns = self.ordinal = 0
-        self.first = self.step = -1
+        self.first = -1
         self.phase = 0
 
     @property

@@ -218,9 +218,7 @@ class Journal:
         """
         mine = entry.primitive, self._aval(node.aval), self._instruction(place)
         for off in (0,) if HERE.restoring else _NEAR:
-            number = self._last.get(index + off, -1)
-            if number < 0:
-                number = self._before[1].get(index + off, -1)
+            number = self._last.get(index + off, self._before[1].get(index + off, -1))
             row = self.parts.row(number)
             if row is not None and (row[4], row[8], self._instruction(row[6])) == mine:
                 if not HERE.restoring:
@@ -294,11 +292,8 @@ class Journal:
         """Which call of the first run the calls of a rerun repeat, from what they make."""
         index += HERE.shift
         calls = self.frames.calls
-        here = calls[call]
-        if here is None or here.first >= 0 or here.phase != RECOMPUTE:
-            return
+        number, here = call, calls[call]
         _, first = self._made.get(index) or self._before[0].get(index) or (-1, -1)
-        number = call
         while here is not None and here.first < 0 and here.phase == RECOMPUTE:
             there = calls[first] if first >= 0 else None
             while there is not None and there.key != here.key:

@@ -70,7 +70,7 @@ def _first_part(rows: list[list[int]], n: int, s: int) -> int:
 @functools.lru_cache(maxsize=8)
 def _table(n: int, s: int) -> list[list[int]]:
     """``m[units][steps]``; the inner minimum runs over whole slices, so the square of ``n`` costs little."""
-    rows = [[0, 1], [k if k <= 2 else k * (k + 1) // 2 - 1 for k in range(n + 1)]]
+    rows: list[list[int]] = [[], [k if k <= 2 else k * (k + 1) // 2 - 1 for k in range(n + 1)]]
     for units in range(2, s + 1):
         below = rows[-1]
         backwards = below[::-1]  # backwards[n - k] is below[k]

@@ -121,8 +121,7 @@ def least_bytes(stages: Sequence[Stage], given: int = 0) -> tuple[int, int]:
                         least, max((run + table.out[t + 1], cut - 1), (table.out[cut] + late[0], late[1]), early)
                     )
             best[s, t] = least
-    need, worst = best.get((0, len(stages) - 1), (0, 0))
-    return need, worst
+    return best[0, len(stages) - 1]
 
 
 class _Table:

@@ -35,11 +35,11 @@ def starts_by_bytes(inside: Sequence[int], boundary: Sequence[int]) -> list[int]
     total = sum(inside)
     threshold = max(inside, default=0)
     while best is None or threshold <= total:
-        starts, bytes_, least = _cut(inside, threshold)
+        starts, bytes_, following = _cut(inside, threshold)
         peak = sum(boundary[i] for i in starts) + max(bytes_, default=0)
         if best is None or peak < best[0]:
             best = peak, starts
-        threshold = max(threshold + 1, least)
+        threshold = following
     return best[1]
 
 

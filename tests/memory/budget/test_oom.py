@@ -12,6 +12,9 @@ import tapegrad as tg
 from tapegrad.core import account
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.oom import live_set
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.journal import Journal
+from tapegrad.memory.ledger.ledger import LEDGER
 
 MIB = np.zeros((256, 1024), "float32")
 
@@ -29,6 +32,19 @@ def test_where_somebody_measures_it_names_the_lines() -> None:
         x = tg.asarray(MIB) + 1
         text = live_set()
         assert "test_oom.py:" in text and "1.0 MiB" in text and "with tg.measure()" not in text and x.size
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_where_a_profile_is_recorded_nobody_is_told_to_measure(journal: bool) -> None:
+    """It has the lines, if they are wanted."""
+    m, x = Measure(detailed=False), tg.asarray(MIB)
+    LEDGER.open(m)
+    try:
+        LEDGER.write(Journal("none") if journal else None)
+        text = live_set()
+    finally:
+        LEDGER.close(m)
+    assert ("with tg.measure()" in text) == (not journal) and "1.0 MiB" in text and x.size
 
 
 @pytest.mark.parametrize(("less", "named"), [(0, True), (512, False)])

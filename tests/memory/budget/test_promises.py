@@ -19,6 +19,7 @@ from tapegrad.core import account
 from tapegrad.device.pool import HostPool
 from tapegrad.engine import region
 from tapegrad.engine.cpu.tiles import Tiling
+from tapegrad.engine.evaluate import fill
 from tapegrad.engine.executor import Executor
 from tapegrad.engine.make import Application, Function
 from tapegrad.errors import BudgetError
@@ -251,6 +252,25 @@ def test_as_much_is_promised_as_is_asked_for_whoever_makes_the_room() -> None:
             account.current.in_room([x._buffer.node.aval] * values, ["f"], lambda: found.append(LEDGER.promised()))
             assert (m.evictions > evictions) == (values == 4)
     assert found == [UNIT, 4 * UNIT]
+
+
+def test_room_for_all_that_a_kernel_writes_is_promised_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would have the memory before others have given theirs; an error names what it computes."""
+    kernel, found = Executor._kernel, list[int]()
+
+    def noted(executor: Executor, work: Any) -> None:
+        found.append(LEDGER.promised())
+        kernel(executor, work)
+
+    monkeypatch.setattr(Executor, "_kernel", noted)
+    x = c64(np.linspace(0.0, 1.0, 20_480))
+    base = live()
+    with tg.memory_budget(base + 2 * x.nbytes) as m:
+        y, z = tg.exp(x), tg.sin(x)
+        fill([y._buffer, z._buffer])
+        assert sum(found) == 2 * x.nbytes and m.peak_bytes == base + 2 * x.nbytes
+    with pytest.raises(BudgetError, match="memory_budget: exp needs"), tg.memory_budget(base + 2 * x.nbytes):
+        tg.exp(x * 2.0).numpy()
 
 
 def test_room_is_reserved_in_one_place_alone() -> None:

@@ -276,3 +276,15 @@ def test_a_gradient_inside_does_not_look_like_another_thread() -> None:
         found.append(gradient(lambda f, x, wrap=wrap: wrap(f)(x), outer).numpy())
         assert (v.numpy() == 3.0).all()
     assert (found[0] == found[1]).all()
+
+
+def test_gradients_of_some_rows_alone_come_through_a_rerun_as_such() -> None:
+    """Where there are many cotangents at once they are whole arrays."""
+    table = tg.Variable(np.arange(8.0).reshape(4, 2))
+    f = tg.recompute_grad(lambda: tg.sum(tg.take(table.value(), [1, 3], axis=0, sparse_grad=True) ** 2))
+    with tg.GradientTape(persistent=True) as tape:
+        y = f()
+    g = tape.gradient(y, table)
+    assert type(g) is tg.IndexedSlices and g.values.tolist() == [[4.0, 6.0], [12.0, 14.0]]
+    rows = tape.jacobian(y, table)
+    assert type(rows) is tg.Tensor and rows.tolist() == [[0.0, 0.0], [4.0, 6.0], [0.0, 0.0], [12.0, 14.0]]

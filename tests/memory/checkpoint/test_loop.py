@@ -185,6 +185,23 @@ def test_pythons_generator_is_looked_at_after_the_first_step_only_where_that_dra
     assert mark.take() == looks
 
 
+@pytest.mark.parametrize("late", [random.random, np.random.rand])
+def test_a_generator_that_later_steps_alone_draw_from(late: Callable) -> None:
+    """Python's is not looked at then: the gradient is right all the same, and so is what is drawn afterwards."""
+    x = c64([1.0, 2.0])
+
+    def run(loop: Callable, **options: Any) -> tuple:
+        np.random.seed(3), random.seed(3)
+        step = lambda s, i: tg.sin(s) * (late() if i > 2 else 0.5)
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            y = [y := step(y, i) for i in range(6)][-1] if loop is plain_loop else loop(step, x, 6, **options)
+        return values(tape.gradient(y, x)).tolist(), late()
+
+    assert run(checkpointed_loop, snapshots=2) == run(plain_loop)
+
+
 @pytest.mark.parametrize("schedule", ["revolve", "mixed", "sqrt"])
 @pytest.mark.parametrize("reads_first", [True, False])
 def test_variables_changed_by_the_steps(schedule: str, reads_first: bool) -> None:

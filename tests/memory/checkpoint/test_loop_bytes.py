@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from checks import c64
+from checks import Counted, c64
+from peers import Peers, of_all
 
 import tapegrad as tg
+from tapegrad.core.state import thread
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit
+from tapegrad.memory.checkpoint.loop import Loop
+from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit, _needs_of, states_in
 from tapegrad.memory.schedules.actions import count
+from tapegrad.memory.schedules.revolve import extra_steps
 from tapegrad.memory.schedules.sqrt import sqrt
 
 NEEDS = Needs(least=1000, held=100, state=30, tape=7)
@@ -66,3 +72,62 @@ def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
         tape.watch(x)
         with pytest.raises(RecomputeError, match=r"One state takes (\d+) bytes, the record of one step \1;"):
             tg.checkpointed_loop(lambda s: tg.tanh(tg.sin(s) * s), x, 8, bytes=1, schedule=schedule)
+
+
+def test_within_a_budget_no_more_states_are_stored_than_it_has_room_for() -> None:
+    """Beside what is alive; what the loop was given is alive already."""
+    x, beside = c64(np.linspace(0.1, 1.0, 512)), c64(np.ones(512))
+    loop = Loop(lambda s: tg.sin(s) * x, "loop", 12)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        needs, _ = _needs_of(loop, x, list(thread.recorders), False)
+        with tg.measure() as m:
+            live = m.live_bytes
+        for limit, states in ((0, 1), (1, 1), (4095, 1), (4096, 2), (3 * 4096, 4), (2**30, 12)):
+            with tg.memory_budget(live + needs.least - needs.held + limit):
+                assert states_in(loop, x, 2**40, "revolve", list(thread.recorders)) == states
+                assert states_in(loop, x, needs.least, "revolve", list(thread.recorders)) == 1
+    del beside
+
+
+class Others(Peers):
+    """Other processes, on which ``states`` fit each."""
+
+    def __init__(self, *states: int) -> None:
+        super().__init__(1 + len(states))
+        self.states = states
+
+    def replicated(self, node: Any) -> None:  # type: ignore[override]  # each has targets of its own
+        return None
+
+    def told(self, group: str, mine: Any) -> list[Any]:
+        return [mine, *(("states", n) for n in self.states)] if mine[0] == "states" else super().told(group, mine)
+
+
+def steps_run(peers: Peers, nbytes: int = 2**20) -> int:
+    """How often a step of 10 runs, besides those that tell what one takes."""
+    x = c64([0.5, 1.0])
+    with pytest.MonkeyPatch.context() as patch:
+        everyone = of_all(peers, patch)
+        step = Counted(lambda s: tg.sin(everyone(s)))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.checkpointed_loop(step, x, 10, bytes=nbytes) + x
+        first = step.take()
+        tape.gradient(y, x)
+        return first + step.take()
+
+
+def test_among_several_processes_as_many_states_are_stored_as_fit_on_each() -> None:
+    alone = steps_run(Others())
+    for states, stored in (((4, 2), 2), ((3, 100), 3), ((1, 9), 1)):
+        assert steps_run(Others(*states)) - alone == extra_steps(10, stored) - extra_steps(10, 10)
+
+
+def test_too_few_bytes_on_another_process_are_an_error_here_that_says_where() -> None:
+    with pytest.raises(
+        RecomputeError, match=r"checkpointed_loop.*: bytes is too little on rank 2, which says how many"
+    ):
+        steps_run(Others(5, 0, 7))
+    with pytest.raises(RecomputeError, match=r"bytes=1 \(1 B\) is too little: no stored state fits"):
+        steps_run(Others(5, 0), 1)

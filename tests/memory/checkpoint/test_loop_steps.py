@@ -102,3 +102,89 @@ def test_a_replayed_step_that_changes_the_form_of_the_state_is_named() -> None:
         with pytest.raises(StructureError, match=r"step 3 returned the state \(float64\[2\], int\), but was given"):
             checkpointed_loop(step, (x, 0), 8, snapshots=2)
     assert step.stats.replays == replays + 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "changes a variable", "a Jacobian"])
+def test_a_captured_step_is_reversed_without_a_record_but_for_the_first_and_the_last(kind: str) -> None:
+    """None is where there are rows of cotangents, or where steps read what others have written."""
+    x, v, pulled = c64([0.5, 1.0]), var64([0.25, 0.5]), list[bool]()
+
+    def f(s: Any) -> Any:
+        if kind == "changes a variable":
+            v.assign(v * 1.5)
+            return tg.sin(s * v)
+        return tg.sin(s) * 0.5
+
+    step = tg.function(f)
+    gradients = step.gradients
+
+    def noted(*args: Any) -> Any:
+        found = gradients(*args)
+        pulled.append(found is not None)
+        return found
+
+    def run(how: Any) -> Any:
+        step.gradients = how  # type: ignore[method-assign]
+        v.assign(np.array([0.25, 0.5]))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpointed_loop(step, x, 6, snapshots=2)
+        return values([tape.jacobian(y, x) if kind == "a Jacobian" else tape.gradient(y, x)])
+
+    wanted = run(lambda *args: None)
+    run(noted)  # its program is known then
+    pulled.clear()
+    assert bits_equal(run(noted), wanted)
+    assert pulled == [True] * 4 if kind == "plain" else not any(pulled)
+
+
+def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_one_by_one() -> None:
+    """The form of each state, what was read of variables, and what was drawn from the host's generators."""
+    x, captured = c64([0.5, 1.0]), tg.function(lambda s: tg.sin(s) * 0.5)
+    rows, in_a_row = list[int](), captured.in_a_row
+
+    def noted(*args: Any) -> Any:
+        done, state = in_a_row(*args)
+        rows.append(done)
+        return done, state
+
+    captured.in_a_row = noted  # type: ignore[method-assign]
+    found = []
+    for step in (captured, captured, captured.__wrapped__):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            checkpointed_loop(step, x, 9, snapshots=2)
+            call = tape._records[-1].call  # type: ignore[union-attr]
+        found.append([len(noted) for noted in (call._forms, call._marks, call._draws._hashes)])
+    assert max(rows) > 2 and found == [[10, 9, 10]] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "sqrt"}, {"schedule": "mixed"}, {"outputs": True}], ids=str)
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_step_may_return_a_value_from_outside_that_nothing_reads(at: int, options: Any) -> None:
+    """As the state, or as an output; a variable's value, or a tensor's."""
+    x, c, v = c64([1.0, 2.0]), c64([0.5, 0.25]), var64([0.75, 0.125])
+    outputs = options.get("outputs")
+
+    def step(s: Any, i: int) -> Any:
+        new = c if i == at and not outputs else tg.sin(s)
+        beside = c if i == at else v.value() if i == at - 1 else s
+        return (new, beside) if outputs else new
+
+    def plainly(state: Any) -> Any:
+        beside = []
+        for i in range(5):
+            state = step(state, i)
+            if outputs:
+                beside.append(state[1])
+                state = state[0]
+        return (state, tg.stack(beside)) if outputs else state
+
+    def run(loop: Callable[[Any], Any]) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch([x, c])
+            y = loop(x)
+            loss = sum(tg.sum(leaf * leaf) for leaf in tg.nest.flatten(y))
+        return values(tape.gradient(loss, [x, c, v], unconnected_gradients="zero"))
+
+    assert bits_equal(run(lambda s: checkpointed_loop(step, s, 5, snapshots=2, **options)), run(plainly))

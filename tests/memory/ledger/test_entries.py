@@ -5,10 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
+import tapegrad as tg
+from tapegrad.core.aval import shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
 from tapegrad.core.run import Evaluated, Run
-from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Rise, Sums
+from tapegrad.device import CPU
+from tapegrad.memory.ledger import entries as entries_module
+from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Rise, Sums, Wanted
 from tapegrad.memory.ledger.figures import new_of_run, of_bytes
 
 
@@ -121,3 +128,40 @@ def test_who_is_told_from_now_on_is_told_of_all_that_are_left() -> None:
     assert moved() is things[0] and moved.nbytes == 512 and made[0].nbytes == 0
     things.clear()
     assert {*map(id, told)} == {id(moved), id(made[1])} and len(told) == 2
+
+
+def test_what_is_alive_is_counted_anew() -> None:
+    """An exception came while sums were changed: of what has gone nothing is left in them."""
+    things, events, entries = [Thing() for _ in range(3)], list[Any](), Entries()
+    made = [Entry(thing, events.append) for thing in things]
+    for entry, nbytes in zip(made, (512, 1024, 4096), strict=True):
+        entry.nbytes = nbytes
+        entries.add(entry, "exp", "user", "(here)", 0)
+    entries.sum_up(True)
+    del things[1]
+    entries.live_bytes = 7
+    entries.recount()
+    assert [entry in entries for entry in made] == [True, False, True] and made[1].nbytes == 0
+    assert entries.live_bytes == 4608 and +entries.totals["category"] == {"user": 4608} == entries.by("category")
+
+
+def test_pending_buffers_that_are_gone_are_forgotten_when_their_number_has_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entries_module, "_FIRST_PRUNING", 4)
+    tg.zeros(1)  # the engine is there
+    make = lambda: Buffer(None, leaf(shaped((4,), np.dtype("float32"), CPU)))
+    wanted, alive, sizes = Wanted(), [make() for _ in range(3)], list[int]()
+    assert all(map(wanted.add, alive)) and not wanted.add(alive[1])
+    for _ in range(7):  # each goes at once, but is there while it is added
+        assert wanted.add(make())
+        sizes.append(len(wanted.found))
+    assert sizes == [4, 5, 6, 7, 4, 5, 6]
+    assert [wanted.take(b) for b in (alive[0], alive[0], make())] == [True, False, False]
+    del alive[2]
+    for _ in range(7):
+        assert wanted.add(make())
+        sizes.append(len(wanted.found))
+    assert sizes[7:] == [6, 7, 2, 3, 2, 3, 2]
+    wanted.clear()
+    assert not wanted.take(alive[1])

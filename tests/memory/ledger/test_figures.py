@@ -23,6 +23,7 @@ from tapegrad.engine import region
 from tapegrad.engine.region import set_small
 from tapegrad.memory import policies
 from tapegrad.memory.budget.manager import Manager
+from tapegrad.memory.ledger import figures
 from tapegrad.memory.ledger.figures import Change, Measure, new_of_run
 from tapegrad.memory.ledger.ledger import LEDGER, Ledger
 
@@ -274,3 +275,13 @@ def test_no_place_is_held_when_nothing_counts() -> None:
     with no_garbage(), tg.measure():
         exec(code, {"tg": tg, "x": tg.asarray(np.ones(4, np.float32))})
     assert sys.getrefcount(code) == before
+
+
+def test_of_sizes_that_are_too_many_none_is_kept_and_all_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "_MOST_KNOWN", 4)
+    monkeypatch.setattr(figures, "_of_bytes", {})
+    for _ in range(2):
+        for nbytes in range(512, 512 * 8, 512):
+            change = figures.of_bytes(nbytes, "exp")
+            assert (change.net, change.top) == (nbytes, nbytes) and figures.of_bytes(nbytes, "exp") is change
+            assert 1 <= len(figures._of_bytes) <= 4

@@ -26,6 +26,7 @@ from tapegrad.core.node import leaf
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.device import CPU
 from tapegrad.device.pool import POOL
+from tapegrad.memory.ledger import ledger as ledger_module
 from tapegrad.memory.ledger.figures import CATEGORIES, Measure, rounded
 from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -729,7 +730,31 @@ def test_a_journal_begins_with_what_is_alive_by_category() -> None:
 
     journal, m = Census(), Measure(detailed=False)
     LEDGER.open(m)
+    LEDGER.write(None)  # what is old has its category now
+    late = [tg.exp(x), c64(np.ones(300))]  # just before
     LEDGER.write(journal)
     LEDGER.write(None)
     assert dict(found) == LEDGER.by("category") and found["parameter"] >= v.nbytes
+    del late
     LEDGER.close(m)
+
+
+@pytest.mark.parametrize("size", [4, 40_000])
+def test_work_that_is_not_added_up_yet_takes_little_memory(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_MOST_EVENTS", 16)
+    x = c64(np.ones(size))
+
+    def run() -> Any:
+        waiting = []
+        with tg.measure() as m:
+            y = x
+            for _ in range(60):
+                y = tg.matmul(tg.tanh(y)[:4][:, None], c64([[1.0]]))[:, 0] if size == 4 else tg.tanh(y)
+                waiting.append(len(LEDGER._work))
+        return m, max(waiting)
+
+    few, most = run()
+    monkeypatch.undo()
+    many, longest = run()
+    assert most <= 16 + 4 < longest
+    assert (few.nodes_run, few.bytes_moved, few.kernel_runs) == (many.nodes_run, many.bytes_moved, many.kernel_runs)

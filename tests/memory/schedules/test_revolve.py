@@ -17,7 +17,7 @@ from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, S
 from tapegrad.memory.schedules.mixed import _table, mixed, total_steps
 from tapegrad.memory.schedules.multistage import hierarchical, multistage
 from tapegrad.memory.schedules.online import ideal_states, online
-from tapegrad.memory.schedules.revolve import beta, extra_steps, revolve
+from tapegrad.memory.schedules.revolve import beta, extra_steps, repetitions, revolve
 from tapegrad.memory.schedules.sqrt import _cut, by_segments, even_starts, sqrt, starts_by_bytes
 
 lengths, places = st.integers(0, 120), st.integers(1, 12)
@@ -59,6 +59,12 @@ def test_the_closed_form_is_the_recurrence() -> None:
     assert [beta(3, 3), beta(5, 5), beta(10, 3), beta(10, 4), beta(20, 3)] == [20, 252, 286, 1001, 1771]
 
 
+def test_how_often_a_step_is_repeated_is_the_least_that_the_places_allow() -> None:
+    for length, c in itertools.product(range(1, 80), range(1, 6)):
+        r = repetitions(length, c)
+        assert beta(c, r - 1) < length <= beta(c, r), (length, c)
+
+
 @given(lengths, places)
 def test_revolve_uses_no_more_than_it_may(n: int, c: int) -> None:
     found = count(revolve(n, c), n)
@@ -77,6 +83,7 @@ def test_mixed_is_its_recurrence() -> None:
     for n in range(1, 61):
         for s in range(1, 13):
             assert total_steps(n, s) == m(n, s), (n, s)
+            assert n > 20 or count(mixed(n, s), n).steps == m(n, s), (n, s)
             assert total_steps(n, s) <= extra_steps(n, s) + n
     for (n, s), wanted in MIXED.items():
         assert total_steps(n, s) == count(mixed(n, s), n).steps == wanted
@@ -171,6 +178,22 @@ def test_online_is_one_step_from_optimal_until_its_places_are_used_up(n: int, c:
         assert found.steps == best + 1 if n <= (c + 1) * (c + 2) // 2 else best < found.steps
         if c > 1:
             assert found.steps <= 1.3 * best + 1
+
+
+THINNED = {
+    1: [1] * 8,
+    2: [2, 2, 3, 4, 4, 4, 5, 6, 7, 7, 7, 8, 9, 10, 11, 11, 11, 12, 13, 14, 15, 16, 16, 16],
+    3: [2, 4, 3, 2, 6, 5, 4, 4, 10, 9, 7, 6, 5, 12, 10, 8, 7, 6, 5, 18, 16, 14, 13, 12],
+    5: [2, 5, 7, 11, 10, 9, 8, 7, 6, 5, 4, 10, 15, 20, 19, 18, 17, 16, 15, 14, 13, 14, 16, 15],
+}
+"""By places, and from the first length on that is more than they are optimal for: steps beyond the optimum."""
+
+
+@pytest.mark.parametrize("c", THINNED)
+def test_what_thinning_out_costs_when_places_are_used_up(c: int) -> None:
+    optimal = (c + 1) * (c + 2) // 2
+    beyond = [count(online(n, c), n).steps - extra_steps(n, c) - n for n in range(1, optimal + len(THINNED[c]) + 1)]
+    assert beyond == [1] * optimal + THINNED[c]
 
 
 def test_how_many_states_make_a_loop_cheap() -> None:

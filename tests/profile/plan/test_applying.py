@@ -296,6 +296,9 @@ def test_a_copy_of_tapegrad_is_met() -> None:
         "checkpoint", "layer", "Dense", "/elsewhere/tapegrad/nn/layers/core.py", layer_key(nn.Dense)[3], (0,)
     )
     assert own_name(action.file) == "tapegrad/nn/layers/core.py" == relative_name(layer_key(nn.Dense)[2])
+    for other in ("nn/layers/core.py", "/here/tapegrad/nn/none.py", "/here/nn/layers/core.py", ""):
+        assert own_name(other) == "", other
+    assert own_name("C:\\here\\tapegrad\\nn\\layers\\core.py") == "tapegrad/nn/layers/core.py"
     for relative, again in ((own_name(action.file), [DENSE, DENSE]), ("", [0, 0]), ("nn/layers/core.py", [0, 0])):
         with apply_plan([dataclasses.replace(action, relative=relative)]) as applied:
             assert trained(model(), X)[0] == again

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapegrad.memory import program_files
 from tapegrad.memory.plan import Action, PlanError, read_actions
 from tapegrad.profile import runs
 from tapegrad.profile.plan.file import Plan, Point, load, save, to_json
@@ -144,3 +145,21 @@ def test_whatever_stands_there_only_one_error_comes_out(tmp_path_factory: Any, k
         load(path)
     except PlanError as e:
         assert "\n" not in str(e)
+
+
+def test_a_definition_is_in_its_file_and_in_what_that_is_a_copy_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_files, "program_folder", lambda: str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    here, other = str(tmp_path / "lib" / "model.py"), str(tmp_path / "lib" / "other.py")
+    for file, relative, places in (
+        (here, "", [True, True, False, False]),
+        ("/elsewhere/lib/model.py", "lib/model.py", [True, True, False, True]),
+        ("/elsewhere/lib/model.py", "", [False, False, False, True]),
+        ("/elsewhere/lib/model.py", "lib/none.py", [False, False, False, True]),
+    ):
+        action = Action("checkpoint", "function", "f", file, 1, (0,), relative)
+        asked = [here, "lib/model.py", other, "/elsewhere/lib/model.py"]
+        assert [action.is_in(name) for name in asked] == places, (file, relative)
+    assert not Action("checkpoint", "function", "f", "<string>", 1, (0,)).is_in("/nowhere.py")

@@ -392,6 +392,7 @@ def test_values_restored_under_a_budget_name_what_was_dropped() -> None:
     a = run.allocs
     again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute" and a["remat_of"][i] >= 0]
     assert again and sum(run.steps["evictions"]) > 0
+    assert len(again) == sum(PHASES[p] == "recompute" for p in a["phase"])
     assert all(a["shape"][a["remat_of"][i]] == a["shape"][i] for i in again)
     assert all(a["end_seq"][a["remat_of"][i]] < a["begin_seq"][i] for i in again)
 

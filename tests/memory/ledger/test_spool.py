@@ -1,0 +1,58 @@
+"""The journal's file: whose it is, and that what is written late is what was written at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tapegrad.memory.ledger import spool as spools
+from tapegrad.memory.ledger.contents import Contents
+from tapegrad.memory.ledger.journal import Journal
+from tapegrad.memory.ledger.spool import COLLECTIVE, LAYOUTS, PROGRAM, REPLAY, Spool
+
+
+def records(spool: Spool, tag: int) -> list[tuple[int, ...]]:
+    """The numbers of the records of one kind that have the layout's length."""
+    data, layout = Path(spool.path).read_bytes(), LAYOUTS[tag]
+    found = []
+    for at in range(len(data) - layout.size):
+        if data[at] == tag and data[at + layout.size - 1] == spools.WHOLE:
+            first, *numbers, _ = layout.unpack_from(data, at)
+            found.append((first, *numbers))
+    return found
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "journal", {"program": "test"})
+
+
+def test_the_file_is_removed_by_the_process_that_made_it_alone(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as inside:
+        inside.setattr(os, "getpid", lambda: -1)
+        spool.remove()
+        assert Path(spool.path).exists()
+        spool.detach()
+        size = Path(spool.path).stat().st_size
+        spool.put(REPLAY, 12345, 1, 2, 3)
+    assert Path(spool.path).stat().st_size == size and not records(spool, REPLAY)
+    spool.remove()
+    assert not Path(spool.path).exists()
+
+
+def test_collectives_are_texts_with_their_numbers(spool: Spool) -> None:
+    before = spool._text_count
+    spool.collective({"op": "all_reduce", "bytes": 8}, True, 77)
+    assert records(spool, COLLECTIVE) == [(COLLECTIVE, before, 1, 77)]
+    assert b'{"op": "all_reduce", "bytes": 8}' in Path(spool.path).read_bytes()
+
+
+def test_a_copy_has_the_replays_and_each_program_once(spool: Spool) -> None:
+    journal = Journal()
+    journal.programs.append(Contents("step", "cpu", 512, 64, [], [], []))
+    journal.parts.now.replays += [(3, 30, 0, -1), (5, 50, 0, 7)]
+    spool.copy(journal, {})
+    assert records(spool, REPLAY) == [(REPLAY, 3, 30, 0, -1), (REPLAY, 5, 50, 0, 7)]
+    assert len(records(spool, PROGRAM)) == 1
