@@ -291,9 +291,11 @@ class GradientTape(Recording):
             cts.pop(index, None)
         return joint.path, joint.forced, joint.behind
 
-    def _indices(self, variable: Variable) -> set[int]:
-        """The values that stand for a variable: all that was read, and the present one."""
-        return {variable._cell.get().node.index}.union(self._values.get(variable._number, ()))
+    def _indices(self, source: Tensor | Variable) -> set[int]:
+        """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
+        if isinstance(source, Tensor):
+            return {source._buffer.node.index}
+        return {source._cell.get().node.index}.union(self._values.get(source._number, ()))
 
     def _sums(self, grads: dict[int, Tensor], sources: Sequence[Tensor | Variable]) -> list[Tensor | None]:
         """The cotangent of each source: of a variable, the sum over all its readings."""
