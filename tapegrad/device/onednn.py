@@ -14,7 +14,7 @@ import ctypes
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import metadata
@@ -215,19 +215,6 @@ class OneDNN:
             yield
         finally:
             tell(before)
-
-    def alone(self, calls: Iterable[Callable[[], None]]) -> None:
-        """Make calls as inside :meth:`one_thread`."""
-        tell = getattr(self.library, "omp_set_num_threads", None)
-        before = 0 if tell is None else self.library.omp_get_max_threads()
-        if tell is not None:
-            tell(1)
-        try:
-            for call in calls:
-                call()
-        finally:
-            if tell is not None:
-                tell(before)
 
     def _layout(self, shape: Sizes, strides: Sizes | None = None) -> Layout:
         library, sizes = self.library, _dims(*shape)

@@ -64,10 +64,12 @@ class ByOneDNN:
             code.bound(*map(address, arrays), scratch=address(pad) if code.scratch else 0)
             for (code, arrays), pad in zip(calls, pads, strict=True)
         ]
-        alone = self._library.alone
+        one_thread = self._library.one_thread
 
         def run(keep: object = (calls, pads)) -> None:
-            alone(bound)
+            with one_thread():
+                for call in bound:
+                    call()
 
         return run
 
