@@ -25,6 +25,7 @@ from tapegrad.core.primitive import Elementwise
 from tapegrad.core.protocols import Steps
 from tapegrad.core.rule import Params, Plan, Rule, Sliced
 from tapegrad.core.state import during, thread
+from tapegrad.engine import region
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import GradientError, NoGradientError
 from tapegrad.ops.dispatch import cast
@@ -156,20 +157,27 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cota
         if have is None:
             cts[index] = g
         elif type(g) is Cotangent and type(have) is Cotangent:
-            cts[index] = pull(_sum_of(g.step.aval), record.node, have, (g,))[0]
+            cts[index] = _sum(pull, record.node, have, g, g.step.aval)
         elif type(have) is not type(g):
             cts[index] = add(tensor_of(have, record.node.aval), tensor_of(g, record.node.aval))
         elif type(g) is Buffer:
-            cts[index] = pull(_sum_of(g.node.aval), record.node, have, (g,))[0]
+            cts[index] = _sum(pull, record.node, have, g, g.node.aval)
         else:
             total = have + g
             cts[index] = total if g.ndim else record.node.aval.device.xp.asarray(total)
     return True
 
 
+def _sum(pull: Callable[..., Any], node: Node, have: Any, g: Any, aval: ShapedArray) -> Any:
+    """Two cotangents of ``aval`` added, by listed steps; as tensors where one is pending: it may be larger than
+    ``node``, which has no elements."""
+    total = pull(_sum_of(aval, region.SMALL), node, have, (g,))
+    return add(tensor_of(have, aval), tensor_of(g, aval)) if total is None else total[0]
+
+
 @lru_cache(_MOST_SUMS)
-def _sum_of(aval: ShapedArray) -> Steps:
-    """The listed steps that add two cotangents."""
+def _sum_of(aval: ShapedArray, at_once: int) -> Steps:
+    """The listed steps that add two cotangents, where arrays of fewer than ``at_once`` elements run at once."""
     steps = listed(lambda a, values: [a + values[0]], aval, (0,), [aval])
     assert steps is not None
     return steps
