@@ -104,6 +104,34 @@ def test_an_operation_without_a_gradient_says_so_only_if_it_is_on_the_path() -> 
         del REGISTRY["test_blind"]
 
 
+@pytest.mark.parametrize("argnums", [(0, 1, 2), (0, 2), (1,), (2,)])
+def test_one_rule_for_all_operands_of_complex_numbers_may_give_none(argnums: tuple[int, ...]) -> None:
+    """The rule of ``x**2 z`` is written for the plain transpose, and gives nothing for an operand that is not read."""
+    from tapegrad.core.primitive import REGISTRY, general
+    from tapegrad.ops.dispatch import barrier
+
+    def pull(ct: Any, x: Any, z: Any, wanted: tuple[int, ...]) -> list[Any]:
+        of = (lambda: ct * (2.0 * x * z), lambda: None, lambda: ct * (x * x))
+        return [of[i]() for i in wanted]
+
+    prim = general(
+        "test_complex_rule", impl=lambda xp, x, y, z: x * x * z, infer=lambda x, y, z: x, vjp=pull, holomorphic=True
+    )  # fmt: skip
+    try:
+        xs = [tg.asarray(np.array([1.0 + 2.0j, -0.5j]) * k) for k in (1, 2, 3)]
+        plain = lambda x, y, z: x * x * z + 0.0 * y
+        for f, rows in ((tg.real, False), (lambda t: tg.real(t) * tg.imag(t), True)):
+
+            def of(g: Any, f: Any = f, rows: bool = rows) -> Any:
+                derivative = tg.jacobian if rows else tg.grad
+                return derivative(lambda *a: f(g(*a)) if rows else tg.sum(f(g(*a))), argnums)(*xs)
+
+            for got, want in zip(of(lambda x, y, z: barrier(prim, x, y, z)), of(plain), strict=True):
+                same(got, want)
+    finally:
+        del REGISTRY["test_complex_rule"]
+
+
 def test_reachable_marks_what_depends_on_the_sources() -> None:
     x, y = c64(1.0), c64(2.0)
     trace = Trace([x._buffer.node, y._buffer.node])

@@ -109,6 +109,34 @@ def test_an_error_in_what_is_told_is_seen(planted: str, monkeypatch: pytest.Monk
     assert any(getattr(together, k) != getattr(singly, k) for k in FIGURES)
 
 
+def test_what_was_done_before_is_told_to_those_who_counted_then() -> None:
+    """Bytes and work that nobody has added up yet, before only one measure is told."""
+    x, mine = tg.asarray(np.ones(1000, np.float32)), Measure(detailed=False)
+    with tg.measure() as m:
+        y = tg.sin(x)
+        LEDGER.open(mine)
+        z = tg.cos(x)
+        with LEDGER.apart(mine):
+            del y
+            w = tg.tan(x)
+        LEDGER.close(mine)
+    assert (m.kernel_runs, m.bytes_moved) == (2, 16_000)
+    del z, w
+
+
+def test_sums_that_are_wrong_after_an_exception_are_made_anew() -> None:
+    gc.collect()
+    with tg.measure() as m:
+        x = tg.asarray(np.ones(1000, np.float32)) + 1
+        right = m.live_bytes
+        LEDGER._entries.live_bytes += 512
+        LEDGER._entries.totals["category"]["temporary"] += 512
+        LEDGER.mend()
+        assert m.live_bytes == right
+        assert sum(LEDGER._entries.totals["category"].values()) == right
+    del x
+
+
 def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
     """What comes after it, while events are added, is an event of its own: nothing is mended in the middle."""
     gc.collect()
