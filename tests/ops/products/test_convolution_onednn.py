@@ -186,6 +186,7 @@ def test_captured_and_within_a_budget_it_has_the_bits_of_eager() -> None:
             h = x
             for v in w:
                 h = tg.relu(F.conv2d(h, v, padding=1)) * 1.5 + 0.1
+                h = tg.sin(tg.sin(tg.sin(h)))  # of what these retain some is dropped
             loss = tg.sum(h * h)
         return loss, *tape.gradient(loss, w)
 
@@ -197,12 +198,9 @@ def test_captured_and_within_a_budget_it_has_the_bits_of_eager() -> None:
     gc.collect()  # what goes later on would be room within the budget
     with tg.measure() as plain:
         wanted = [t.numpy(copy=True) for t in loss_and_gradients()]
-    with tg.memory_budget(plain.peak_bytes + 60_000) as budget:
-        others = [tg.sin(x + i) for i in range(20)]  # some of these 138 KB go
-        found = [t.numpy(copy=True) for t in loss_and_gradients()]
-        assert budget.evictions > 0
-    for i, other in enumerate(others):
-        np.testing.assert_array_equal(other.numpy(), tg.sin(x + i).numpy())
+    with tg.memory_budget(plain.peak_bytes - 60_000) as budget:
+        found = [t.numpy() for t in loss_and_gradients()]
+    assert budget.evictions > 0
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
