@@ -202,9 +202,10 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be recomputed
     values: dict[int, Tensor] = {}
     for slot, residual in zip(plan.slots, residuals, strict=True):
-        value = values[slot] = _new(Tensor)
-        value._buffer = residual
-    residuals = residual = value = None  # type: ignore[assignment]  # nothing but `values` holds them
+        values[slot] = _new(Tensor)
+        values[slot]._buffer = residual
+        del residual
+    del residuals
     for i in plan.lacking:
         if path is None or inputs[i].index in path:
             raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")

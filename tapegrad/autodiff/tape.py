@@ -155,12 +155,8 @@ class GradientTape(Recording):
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """A variable was read (told by the variable)."""
-        number, node = variable._number, value.node
-        if (self._watch_accessed and variable._trainable) or number in self._variables:  # as `_watch_variable` does it
-            self._variables[number] = variable
-            if node.aval.smooth:
-                self._values.setdefault(number, set()).add(node.index)
-                self._tracked.add(node.index)
+        if (self._watch_accessed and variable._trainable) or variable._number in self._variables:
+            self._watch_variable(variable, value)
 
     # Differentiation -------------------------------------------------------------------------------------------
 
@@ -264,7 +260,7 @@ class GradientTape(Recording):
         slices = self._slices and lead is None
         walk = partial(backward, path=path, lead=lead, also=also, forced=forced, slices=slices)
         grads = self._pulled(walk, records, cts, keep, sought, consume)
-        for indices in map(self._indices, sought) if behind else ():
+        for indices in self._indices(sought) if behind else ():
             if grads.keys().isdisjoint(indices):
                 grads.update({i: zeros_of(behind[i].aval, lead) for i in indices & behind.keys()})
         if consume:
@@ -291,22 +287,22 @@ class GradientTape(Recording):
             cts.pop(index, None)
         return joint.path, joint.forced, joint.behind
 
-    def _indices(self, source: Tensor | Variable) -> set[int]:
-        """The values that stand for a source: a tensor's own; of a variable, all that was read, and the present one."""
-        if isinstance(source, Tensor):
-            return {source._buffer.node.index}
-        return {source._cell.get().node.index}.union(self._values.get(source._number, ()))
+    def _indices(self, sources: Sequence[Tensor | Variable]) -> list[set[int]]:
+        """The values that stand for each source: a tensor's own; of a variable, all that was read, and the present."""
+        now = iter(held([s for s in sources if isinstance(s, Variable)]))
+        found: list[set[int]] = []
+        for source in sources:
+            if isinstance(source, Tensor):
+                found.append({source._buffer.node.index})
+            else:
+                found.append({next(now).node.index}.union(self._values.get(source._number, ())))
+        return found
 
     def _sums(self, grads: dict[int, Tensor], sources: Sequence[Tensor | Variable]) -> list[Tensor | None]:
         """The cotangent of each source: of a variable, the sum over all its readings."""
-        now = iter(held([s for s in sources if isinstance(s, Variable)]))
         totals: list[Tensor | None] = []
-        for source in sources:
-            if isinstance(source, Variable):
-                indices = {next(now).node.index}.union(self._values.get(source._number, ()))
-                aval = source._aval
-            else:
-                indices, aval = {source._buffer.node.index}, source._buffer.node.aval
+        for source, indices in zip(sources, self._indices(sources), strict=True):
+            aval = source._aval if isinstance(source, Variable) else source._buffer.node.aval
             total = None
             for index in sorted(indices) if aval.smooth else ():
                 if index in grads:

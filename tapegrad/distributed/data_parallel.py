@@ -108,7 +108,7 @@ class GradientTape(Tape):
         if self._alone or not variables:
             return super()._pulled(walk, records, cts, keep, sought, consume)
         if self._group.size > 1 and not self._average:
-            names = {i: v.name for v in variables for i in self._indices(v)}
+            names = {i: v.name for v, indices in zip(variables, self._indices(variables)) for i in indices}
             warn_of_repeated_terms(records, cts, names, self._group.size)
         return account.current.walk(self._pulled_in_buckets, walk, records, cts, keep, variables, consume)
 
@@ -143,7 +143,7 @@ class GradientTape(Tape):
         for position in range(len(records) - 1, -1, -1):
             for node in records[position].followed:
                 first[node.index] = position
-        return [min((first[i] for i in self._indices(v) if i in first), default=len(records)) for v in variables]
+        return [min((first[i] for i in some if i in first), default=len(records)) for some in self._indices(variables)]
 
     def _buckets(self, variables: list[Variable], last: list[int]) -> Buckets:
         """Which variables go together, and in which order: as rank 0 found it good the first time."""
