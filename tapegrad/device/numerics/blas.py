@@ -149,19 +149,19 @@ def matmul(xp: Namespace, x: Array, y: Array, out: Array, tf32: bool = False) ->
 def bound(x: Array, y: Array, out: Array, tf32: bool = False) -> tuple[Callable[..., object], tuple[Any, ...]] | None:
     """The call that :func:`matmul` comes to for these arrays of NumPy's, inside :func:`one_thread`.
 
-    None: it is several, or depends on the library.
+    None: it takes more than that, or NumPy's library is another.
     """
     wide = accumulator(out.dtype) != out.dtype or (tf32 and out.dtype == np.float32)
     if wide or _controls is None or x.shape[-1] == 1 or prod(out.shape[:-2]) != 1:
         return None
     x, y, out = x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:])
     pieces = _pieces(x, y, out)
-    return (_ONE, pieces[0]) if len(pieces) == 1 else (_several, (pieces,))
+    return (np.matmul, pieces[0]) if len(pieces) == 1 else (_several, (pieces,))
 
 
 def assumes_one_thread(f: object) -> bool:
     """Whether ``f`` is of what :func:`bound` gives."""
-    return f is _ONE or f is _several
+    return f is np.matmul or f is _several
 
 
 def adds(dtype: DType) -> bool:
@@ -225,9 +225,6 @@ def _several(pieces: list[tuple[Array, Array, Array]]) -> None:
         np.matmul(*pieces[number])
 
     threads.run([run] * min(threads.get_num_threads(), len(pieces)), len(pieces))
-
-
-_ONE = np.matmul
 
 
 def _batch(x: Array, y: Array, out: Array, work: int) -> None:

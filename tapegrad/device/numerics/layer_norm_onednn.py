@@ -51,9 +51,10 @@ class ByOneDNN:
         stats = np.empty((2, len(x)), np.float32)
         return self._bound((self._codes(x)[0], (x, gamma, beta, out, *stats)))
 
-    def bound_backward(self, x: Array, gamma: Array, g: Array, result: Array, sums: Array) -> Callable[[], None]:
+    def bound_backward(self, x: Array, gamma: Array, g: Array, result: Array, sums: Array | None) -> Callable[[], None]:
         """:meth:`backward` of these very arrays, of one cotangent, which are contiguous."""
         stats, (there, back) = np.empty((2, len(x)), np.float32), self._codes(x)
+        sums = np.empty((2, x.shape[-1]), np.float32) if sums is None else sums
         return self._bound(
             (there, (x, gamma, gamma, result, *stats)), (back, (x, g, *stats, gamma, gamma, result, *sums))
         )

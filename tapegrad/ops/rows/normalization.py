@@ -6,6 +6,7 @@ means and variances are computed again in backward rather than stored.  The deri
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tapegrad.core.aval import ShapedArray
@@ -132,12 +133,15 @@ def _run_in_x(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, ep
     by_blocks(xp, x, block.dtypes, body)
 
 
-def _bound_in_x(x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> Call | None:
+def _bound_backward(packed: bool, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> Call | None:
+    """``packed``: the cotangents of gamma and beta are wanted, too, and come behind that of x."""
     block = bound_block_of(x, eps, gamma, g, out) if g.ndim == x.ndim else None
     if block is None:
         return None
-    unasked = gamma.reshape(1, -1).repeat(2, axis=0)
-    return block.bound_backward(_rows(x), gamma, _rows(g), _rows(out), unasked), ()
+    result, sums = out, None
+    if packed:
+        result, sums = out[: x.size].reshape(x.shape), out[x.size :].reshape(2, -1)
+    return block.bound_backward(_rows(x), gamma, _rows(g), _rows(result), sums), ()
 
 
 def _second(x: Tensor, d: Tensor, other: Tensor, eps: float) -> Tensor:
@@ -166,7 +170,7 @@ def _batch_in_x(operands: list[Tensor], companions: Companions, n: int, params: 
 layer_norm_vjp_x_p: Primitive = general(
     "layer_norm_vjp_x",
     impl=_run_in_x,
-    bound=_bound_in_x,
+    bound=partial(_bound_backward, False),
     cuda=_cuda_rows.layer_norm_vjp_x,
     infer=_infer_in_x,
     vjp=[
@@ -308,14 +312,6 @@ def _run_vjp(xp: Namespace, x: Array, gamma: Array, g: Array, *, out: Array, eps
     xp.copyto(packed[:, size:], xp.reshape(xp.add.reduce(sums, axis=0), (len(gs), 2 * x.shape[-1])), casting="unsafe")
 
 
-def _bound_vjp(x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> Call | None:
-    block = bound_block_of(x, eps, gamma, g, out) if g.ndim == x.ndim else None
-    if block is None:
-        return None
-    result, sums = out[: x.size].reshape(-1, x.shape[-1]), out[x.size :].reshape(2, -1)
-    return block.bound_backward(_rows(x), gamma, _rows(g), result, sums), ()
-
-
 @remembered
 def _infer_vjp(x: ShapedArray, gamma: ShapedArray, g: ShapedArray, *, eps: float) -> ShapedArray:
     _check("layer_norm", x, gamma)
@@ -365,7 +361,7 @@ def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: P
 layer_norm_vjp_p: Primitive = general(
     "layer_norm_vjp",
     impl=_run_vjp,
-    bound=_bound_vjp,
+    bound=partial(_bound_backward, True),
     cuda=_cuda_rows.layer_norm_vjp,
     temporaries=_cuda_rows.layer_norm_vjp_temporaries,
     parts=True,
