@@ -61,10 +61,8 @@ class Linearity(Enum):
 
     NONE = "general"
     FIRST = "linear"  # in its first operand
-    ALL = "variadic linear"
-    """In all operands together, however many."""
-    EACH = "bilinear"
-    """In each of its two operands."""
+    ALL = "variadic linear"  # in all operands together, however many
+    EACH = "bilinear"  # in each of its two operands
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -189,7 +187,7 @@ class View(Primitive):
     impl: Function
     """``impl(xp, array, **params) -> array``."""
     method: str = ""
-    """The method of arrays that does the same, given the values of the parameters; empty: there is none."""
+    """The method of arrays that ``impl`` is, given the values of the parameters; empty: it is none."""
     copies: bool = False
     """Whether it has to copy where the operand's memory does not allow a view."""
     view = True
@@ -438,6 +436,8 @@ def _declared(fields: Fields, **common: Any) -> Primitive:
     """The primitive, of the class that its fields ask for."""
     common.update(fields)
     common["samples"] = tuple(common.get("samples", ()))
+    if method := common.get("method"):
+        common["impl"] = lambda xp, x, **params: getattr(x, method)(*params.values())
     if common["impl"] is None:
         del common["impl"]
         return _register(Reduction(ufunc=common.pop("reduce"), **common))
