@@ -334,7 +334,7 @@ class Executor:
         """The arrays that ``work`` writes."""
         outputs = work.device.arrays(work.writes) if work.writes else []
         if temporaries is None:
-            temporaries = work.device.arrays(work.temporaries) if work.temporaries else []
+            temporaries = self._temporaries(work) if work.temporaries else []
         return work.run(outputs, temporaries)
 
 
@@ -456,9 +456,7 @@ class Plain(Executor):
     def _told(self, work: Work, arrays: list[Array], outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
         if tally.said.passes:
             tally.taken()
-        if into is not None:
-            return _filled(outputs[0], node, into)
-        return Buffer(outputs[0], node)
+        return Buffer(outputs[0], node) if into is None else _filled(outputs[0], node, into)
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: this is the path of every small operation."""

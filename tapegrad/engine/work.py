@@ -25,12 +25,9 @@ def nbytes_of(arrays: Sequence[Lies]) -> int:
 
 def into(f: Callable[..., Any], reads: Sequence[Any], out: Array) -> Call:
     """The call of a ufunc, or of another function with ``out=``, that writes ``out``; by position it costs least."""
-    return (f, (*reads, out)) if by_position(f) else (partial(f, out=out), tuple(reads))
-
-
-def by_position(f: Callable[..., Any]) -> bool:
-    """Whether :func:`into` gives ``out`` by position."""
-    return type(f).__name__ == "ufunc" and getattr(f, "__name__", "") not in _BY_NAME
+    if type(f).__name__ == "ufunc" and getattr(f, "__name__", "") not in _BY_NAME:
+        return f, (*reads, out)
+    return partial(f, out=out), tuple(reads)
 
 
 _BY_NAME = {"maximum", "minimum"}

@@ -16,7 +16,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import Device, phantom, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.work import Call, Work, by_position, into
+from tapegrad.engine.work import Call, Work, into
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
@@ -237,7 +237,6 @@ def _worker(
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
     steps = program.steps
     tile_axes = tuple(a - axis for a in axes if a >= axis)
-    direct = {fn for fn, _, _ in steps if by_position(fn)}
     whole = {r.output for r in program.reductions}
     ufuncs = [getattr(xp, r.ufunc) for r in program.reductions]
     sources = [(x, _fixed(x.shape, axis) if x.ndim else None) for x in leaves]
@@ -264,8 +263,7 @@ def _worker(
             values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
             values += temporaries
             for fn, operands, result in steps:
-                reads = map(values.__getitem__, operands)
-                yield (fn, (*reads, values[result])) if fn in direct else into(fn, tuple(reads), values[result])
+                yield into(fn, [values[i] for i in operands], values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)

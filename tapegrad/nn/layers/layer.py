@@ -124,12 +124,12 @@ class Layer:
     @property
     def variables(self) -> list[Variable]:
         """Every variable of the layer and its sublayers, each once, in the order in which they were constructed."""
-        return sorted([v for _, v in _found(self, False)], key=_number_of)
+        return sorted([v for _, v in _variables_of(self, False)], key=_number_of)
 
     @property
     def trainable_variables(self) -> list[Variable]:
         """The variables to train: without those made with ``trainable=False`` and those of frozen layers."""
-        return sorted([v for _, v in _found(self, True)], key=_number_of)
+        return sorted([v for _, v in _variables_of(self, True)], key=_number_of)
 
     @property
     def layers(self) -> list[Layer]:
@@ -232,10 +232,11 @@ class Transparent:
 
 def named_variables(layer: Layer, *, only_trainable: bool = False) -> Iterator[tuple[str, Variable]]:
     """Pairs of path and variable, such as ``("blocks.0.dense.kernel", v)``; a shared variable under its first path."""
-    return iter(_found(layer, only_trainable))
+    return iter(_variables_of(layer, only_trainable))
 
 
-def _found(layer: Layer, only_trainable: bool) -> list[tuple[str, Variable]]:
+def _variables_of(layer: Layer, only_trainable: bool) -> list[tuple[str, Variable]]:
+    """The same pairs, in a list: each of a generator's costs a call."""
     found: list[tuple[str, Variable]] = []
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", layer)]
