@@ -9,7 +9,6 @@ import pytest
 import tapegrad as tg
 from tapegrad.autodiff import recording
 
-
 WHEN = ("never", "later", "always")
 
 
