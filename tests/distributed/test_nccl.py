@@ -61,7 +61,7 @@ def test_ranks_on_different_kinds_of_devices_are_told() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_within_the_deadline() -> None:
-    found = outcome("absent", TAPEGRAD_TIMEOUT="2")
+    found = outcome("absent")
     assert "DistributedTimeoutError" in found[0]["error"]
     assert "rank 1 has not come" in found[0]["error"]
     assert "NCCL was given up" in found[0]["afterwards"]
