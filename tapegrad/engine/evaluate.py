@@ -102,8 +102,8 @@ def _apply_all(todo: dict[int, Postponed]) -> None:
 
 def _apply_postponed(b: Postponed) -> None:
     """Apply the node of a postponed buffer, under the floating-point error state of the time it was recorded."""
-    b.postponed = False
     try:
+        b.postponed = False
         with treating_errors(b.errors):
             thread.executor.run(b.node, b.keeps, b)
     except BaseException:

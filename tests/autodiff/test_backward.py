@@ -132,6 +132,26 @@ def test_one_rule_for_all_operands_of_complex_numbers_may_give_none(argnums: tup
         del REGISTRY["test_complex_rule"]
 
 
+@pytest.mark.parametrize("derivative", [tg.grad, tg.jacobian])
+def test_what_one_rule_for_all_operands_gives_is_summed_and_cast_to_each(derivative: Any) -> None:
+    """As what rules of single operands give: the rule of a product may leave both to the engine."""
+    from tapegrad.core.primitive import REGISTRY, general
+    from tapegrad.ops.dispatch import barrier
+
+    def pull(ct: Any, x: Any, y: Any, wanted: tuple[int, ...]) -> list[Any]:
+        return [ct * (y, x)[i] for i in wanted]
+
+    prim = general("test_joint_rule", impl=lambda xp, x, y: x * y, infer=lambda x, y: y, vjp=pull)
+    try:
+        xs = tg.asarray(np.array([[1.0, 2.0, 3.0]], np.float32)), c64([[4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+        found = derivative(lambda x, y: tg.sum(barrier(prim, x, y)), (0, 1))(*xs)
+        assert [(g.shape, g.dtype.name) for g in found] == [((1, 3), "float32"), ((2, 3), "float64")]
+        same(found[0], np.array([[11.0, 13.0, 15.0]], np.float32))
+        same(found[1], [[1.0, 2.0, 3.0]] * 2)
+    finally:
+        del REGISTRY["test_joint_rule"]
+
+
 def test_reachable_marks_what_depends_on_the_sources() -> None:
     x, y = c64(1.0), c64(2.0)
     trace = Trace([x._buffer.node, y._buffer.node])

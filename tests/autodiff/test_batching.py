@@ -61,6 +61,18 @@ def test_batched_equals_one_by_one(prim, sample):
         close(got.numpy(), np.stack(wanted), f"{prim.name}, batched operands {mask}")
 
 
+@pytest.mark.parametrize("name", ["pool_take", "pool_put"])
+def test_an_operation_linear_in_its_first_operand_takes_all_examples_of_that_at_once(name):
+    """The other operand, which is not linear, is the same for all; else the examples run one by one."""
+    prim = REGISTRY[name]
+    sample = good_samples(prim)[0]
+    first, second = map(from_array, examples(prim, sample))
+    for xs, mask, times in (((first, second[0]), (0, None), 1), ((first[0], second), (None, 0), N)):
+        with tg.measure() as measured:
+            tg.vmap(lambda *xs: call(prim, xs, sample.params), in_axes=mask)(*xs)
+        assert measured.nodes_run[name] == 1 + times  # once to see what is done
+
+
 @pytest.mark.parametrize(
     ("prim", "sample"), [p for p in TABLE if differentiable(*p.values)]
 )  # what `jacobian` does with many cotangents at once

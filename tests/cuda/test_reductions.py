@@ -189,6 +189,24 @@ def test_a_reduction_of_what_waits_for_a_reduction(cuda, on, rng):
     _gradients_alike(nested, cuda, on, rng.standard_normal((6, 5)), rng.standard_normal((6, 1)))
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_sums_over_other_axes_have_a_kernel_of_their_own(first, cuda, on, rng):
+    """A value that is stored fits any loop order, and joins the sum that comes first."""
+    x, found = on(cuda, rng.uniform(size=(30, 2000))), []
+
+    def together():
+        stored = x + 1.0
+        found.extend([stored, *(tg.sum(stored * stored, axis=axis) for axis in (first, 1 - first))])
+        fill([t._buffer for t in found])
+        return stored
+
+    with tg.measure() as m:
+        waiting(x._buffer.node.aval, together)
+    assert m.kernel_runs == 2
+    for axis, total in zip((first, 1 - first), found[1:], strict=True):
+        np.testing.assert_allclose(total.numpy(), ((x.numpy() + 1) ** 2).sum(axis))
+
+
 def test_what_waits_within_another_waits_for_it(cuda, on):
     """Two means and their product are one kernel."""
     base = numbers((6, 40), "float32")

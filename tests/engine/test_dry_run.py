@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.core.node import next_index
-from tapegrad.core.state import executed
+from tapegrad.core.state import executed, thread
 from tapegrad.engine.dry_run import Dry
 from tapegrad.engine.evaluate import fill
 
@@ -43,3 +44,15 @@ def test_small_values_lie_as_they_would_if_they_were_computed(what: str, layout:
 
     wanted = lies()
     assert executed(lies, by=Dry(next_index())) == wanted
+
+
+def test_phantoms_lie_apart_and_each_dry_run_has_all_the_room_there_is() -> None:
+    """In the next one the first lies where the first one did: a process may follow any number of programs."""
+
+    def places() -> list[int]:
+        found = [thread.executor.device(tg.zeros(1).device).empty((100,), np.dtype("f8")) for _ in range(3)]
+        return [array.__array_interface__["data"][0] for array in found]
+
+    first = executed(places, by=Dry(next_index()))
+    assert len(set(first)) == 3 and all(b - a >= 800 for a, b in pairwise(first))
+    assert executed(places, by=Dry(next_index())) == first

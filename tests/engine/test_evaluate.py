@@ -76,10 +76,12 @@ def test_a_view_of_a_value_that_waits_is_filled_with_the_values_array(x: tg.Tens
 
 def test_a_small_operation_moves_the_bytes_that_lie_there() -> None:
     x, two = c64(np.ones(1000)), tg.broadcast_to(c64([2.0]), (1000,))
-    yes = tg.asarray(np.ones(1000, bool))
+    three = tg.broadcast_to(c64([3.0]), (1000,))
+    yes, always = tg.asarray(np.ones(1000, bool)), tg.broadcast_to(tg.asarray(np.array([True])), (1000,))
     for f, wanted in [(lambda: x * two, 16_008), (lambda: two * x, 16_008), (lambda: two * two, 8_008),
                       (lambda: x * (x + 1.0), 16_000 + 8 + 24_000), (lambda: x * x, 16_000),
-                      (lambda: tg.where(yes, x, x), 17_000), (lambda: tg.where(yes, x, two), 17_008)]:  # fmt: skip
+                      (lambda: tg.where(yes, x, x), 17_000), (lambda: tg.where(yes, x, two), 17_008),
+                      (lambda: tg.where(always, two, three), 8000 + 1 + 16)]:  # fmt: skip
         with tg.measure() as m:
             f()
         assert m.bytes_moved == wanted
@@ -95,6 +97,22 @@ def test_a_small_operation_on_a_view_costs_what_it_does_on_what_owns_its_bytes()
         found.append((m.cost - cost, m.nodes_run))
         assert all(t._buffer.array is not None for t in done)
     assert found[0] == found[1] and found[0][0] > 0
+
+
+@pytest.mark.parametrize("way", [nullcontext, tg.measure])
+def test_a_small_operation_evaluates_operands_that_wait(way: Any) -> None:
+    """Truth values are small where numbers as many are not; what waits is the first operand, the second, both."""
+    x = np.linspace(-1, 1, 20_000)
+    for operation, wanted in (
+        (lambda y: tg.isnan(y), np.isnan(x)),
+        (lambda y: y > 0.0, x > 0.0),
+        (lambda y: tg.greater(c64(-x), y), -x > x),
+        (lambda y: y < y, x < x),
+    ):
+        with way():
+            y = c64(x) * 1.0
+            assert y._buffer.array is None
+            same(operation(y), wanted)
 
 
 def test_values_asked_for_together_share_a_kernel(x: tg.Tensor) -> None:

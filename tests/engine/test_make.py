@@ -67,6 +67,16 @@ def test_the_parts_of_a_sum_are_declared(monkeypatch: pytest.MonkeyPatch) -> Non
         work.run(outputs, temporaries[:-1])
 
 
+def test_results_that_lie_otherwise_are_copied_and_noted() -> None:
+    """What a program learns from: it makes room that lies as they do from then on."""
+    work = make.Application(primitive.REGISTRY["exp"], [], {}, tg.zeros(1)._buffer.node.aval)
+    rows = np.arange(6.0).reshape(2, 3)
+    outputs = [np.empty((2, 3)), np.empty((2, 3)), np.empty((2, 3), order="F")]
+    work.copies(outputs, [np.asfortranarray(rows), rows, rows])
+    assert all(np.array_equal(out, rows) for out in outputs)
+    assert work.mislaid == {0: (8, 16), 2: (24, 8)}
+
+
 def test_what_is_explained_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     y = tg.tanh(tg.asarray(np.ones(40_000))) + 1.0
     explained = make.of_region([y._buffer]).work.text()
