@@ -228,6 +228,20 @@ def test_what_waits_for_two_results_reads_one_element_for_each_or_one_for_both(s
     same_bits(got, base.sum(axis=1) * late)
 
 
+def test_bytes_of_a_reduction_that_waits_are_due_to_the_line_that_made_it(cuda, on):
+    x = on(cuda, numbers((6, 4096), "float32"))
+
+    def late():
+        total = tg.sum(x, axis=0)
+        fill((total._buffer,))
+        return total
+
+    with tg.measure() as m:
+        waiting(x._buffer.node.aval, late)
+    line = late.__code__.co_firstlineno + 1
+    assert [n for place, n in m.peak_by_line.items() if place.endswith(f"{__file__}:{line}")] == [16384]
+
+
 def test_a_reduction_that_waits_counts_as_one_node_and_one_array(cuda, on):
     """However much it reads that nobody else holds: so what is computed from it is not cut before it has to be."""
     rows = lambda: tg.sum(on(cuda, numbers((6, 40), "float32")), axis=1)
