@@ -413,7 +413,9 @@ class Plain(Executor):
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of a barrier or view primitive, recorded."""
         prim = node.prim
-        if isinstance(prim, View) and node.aval.size:
+        if thread.deferring and prim.view and waiting_below(node, inputs) is not None:  # as in :meth:`run_barrier`
+            out = postponed(node, inputs)
+        elif isinstance(prim, View) and node.aval.size:
             source = inputs[0]
             array = source.array
             if array is None or type(array) in SPECIAL:
@@ -442,6 +444,8 @@ class Plain(Executor):
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of a barrier or view."""
+        if into is None and thread.deferring and node.prim.view and waiting_below(node, inputs) is not None:
+            return postponed(node, inputs)
         if isinstance(node.prim, (Reduction, Drawn)):
             return super().run_barrier(node, inputs, into)
         inputs, beside = (inputs, None) if node.prim.beside is None else apart(node.prim, inputs)
