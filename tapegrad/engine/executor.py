@@ -355,10 +355,10 @@ class Counted(Executor):
             out = super().run_elementwise(node, inputs)
         else:  # not a function of its own: its call would cost as much as the counting
             ufunc, same = site.direct, False  # of a device whose numbers are arrays
-            a, count = inputs[0].array, len(inputs)
-            if ufunc is None or a is None or count > 2:
+            a = inputs[0].array
+            if ufunc is None or a is None:
                 own, same, array = self._told_of(site, inputs)
-            elif count == 1:
+            elif len(inputs) == 1:
                 own, array = a.base is None, ufunc(a)
             else:
                 b = inputs[1].array

@@ -15,6 +15,7 @@ from peers import Peers, of_all
 
 import tapegrad as tg
 from tapegrad import errors
+from tapegrad.autodiff import backward
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import Applied, reachable
 from tapegrad.errors import ReplicatedTargetWarning
@@ -102,6 +103,57 @@ def test_an_operation_without_a_gradient_says_so_only_if_it_is_on_the_path() -> 
             tg.jvp(lambda q: barrier(blind, q), (x,), (w,))
     finally:
         del REGISTRY["test_blind"]
+
+
+def test_only_an_operand_on_the_path_needs_a_gradient_of_its_own() -> None:
+    """Of two operands one has a rule; the tape follows more than is asked for."""
+    from tapegrad.core.primitive import REGISTRY, general
+    from tapegrad.ops.dispatch import barrier
+
+    half = general("test_half", impl=lambda xp, x, y: x * y, infer=lambda x, y: x, vjp=[None, lambda ct, x: ct * x])
+    try:
+        x, y, z = c64([1.0, 2.0]), c64([3.0, 4.0]), c64([5.0, 6.0])
+        with tg.GradientTape(persistent=True) as tape:
+            tape.watch([x, y, z])
+            of = barrier(half, x * 2.0, y) * z
+        same(tape.gradient(of, y), [2.0 * 5.0, 4.0 * 6.0])
+        with pytest.raises(errors.NoGradientError, match="test_half: has no gradient in operand 0"):
+            tape.gradient(of, x)
+    finally:
+        del REGISTRY["test_half"]
+
+
+def test_one_and_minus_one_are_rules_of_operations_that_add_and_subtract() -> None:
+    from tapegrad.core.primitive import REGISTRY, general
+    from tapegrad.ops.dispatch import barrier
+
+    minus = general("test_minus", impl=lambda xp, x, y, z: x - y, infer=lambda x, y, z: x, vjp=[1.0, -1.0, 0.0])
+    try:
+        xs = c64([1.0, 2.0]), c64([3.0, 5.0]), c64([7.0, 8.0])
+        for derivative in (tg.grad, tg.jacobian):
+            found = derivative(lambda *xs: tg.sum(barrier(minus, *xs) * xs[0]), (0, 1, 2))(*xs)
+            for got, wanted in zip(found, ([-1.0, -1.0], [-1.0, -2.0], [0.0, 0.0]), strict=True):
+                same(got, wanted)
+    finally:
+        del REGISTRY["test_minus"]
+
+
+def test_rules_of_a_small_operation_run_once_and_then_as_what_they_have_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps that the first walk has listed serve the next ones."""
+    calls: list[str] = []
+    rule = backward.apply_rule
+
+    def noted(node: Any, *rest: Any) -> Any:
+        calls.append(node.prim.name)
+        return rule(node, *rest)
+
+    monkeypatch.setattr(backward, "apply_rule", noted)
+    gradient = tg.grad(lambda x: tg.sum(tg.asinh(x) * 0.75))
+    first = gradient(c64(np.linspace(0, 1, 37))).numpy()
+    assert "asinh" in calls
+    calls.clear()
+    same(gradient(c64(np.linspace(0, 1, 37))), first)
+    assert "asinh" not in calls
 
 
 @pytest.mark.parametrize("argnums", [(0, 1, 2), (0, 2), (1,), (2,)])

@@ -14,7 +14,9 @@ from peers import Peers, of_all
 
 import tapegrad as tg
 from tapegrad.autodiff import recording
+from tapegrad.core import primitive
 from tapegrad.errors import ReplicatedTargetWarning
+from tapegrad.ops.apply import barrier
 
 OWN, ALL, INSIDE, DOUBTFUL = "its own", "one of all", "one of all, from a call", "of both kinds"
 Operation = Callable[[Any], Any]
@@ -110,3 +112,25 @@ def test_what_an_operation_of_several_processes_is_made_from_stays_recorded(
         assert [r.node.prim.name for r in tape._records][:3] == ["multiply", "tanh", "everyone"]
         assert len(tape._records) < dropped
     same(tape.gradient(y, x), [4.0, 4.0])
+
+
+def test_all_operands_of_an_operation_of_several_processes_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere each may be: so the rule of the second runs, too, where the tape watches the first alone."""
+    tg.zeros(1)  # every operation is declared
+    asked: list[int] = []
+
+    def rule(i: int) -> Callable[..., Any]:
+        return lambda ct: asked.append(i) or ct
+
+    monkeypatch.setattr(primitive, "REGISTRY", dict(primitive.REGISTRY))
+    both = primitive.general(
+        "both", impl=lambda xp, x, y: x + y, infer=lambda x, y: x, vjp=[rule(0), rule(1)], effect=Peers(2),
+        dry=lambda x, y, out: out,
+    )  # fmt: skip
+    x, y = c64([1.0, 2.0]), c64([3.0, 4.0])
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        z = barrier(both, x, y)
+    assert tape._records[0].plan.positions == (0, 1)
+    same(tape.gradient(z, x), [1.0, 1.0])
+    assert 0 in asked

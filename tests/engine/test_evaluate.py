@@ -103,16 +103,18 @@ def test_a_small_operation_on_a_view_costs_what_it_does_on_what_owns_its_bytes()
 def test_a_small_operation_evaluates_operands_that_wait(way: Any) -> None:
     """Truth values are small where numbers as many are not; what waits is the first operand, the second, both."""
     x = np.linspace(-1, 1, 20_000)
-    for operation, wanted in (
-        (lambda y: tg.isnan(y), np.isnan(x)),
-        (lambda y: y > 0.0, x > 0.0),
-        (lambda y: tg.greater(c64(-x), y), -x > x),
-        (lambda y: y < y, x < x),
+    for what, operation, wanted in (
+        ("one", lambda y: tg.isnan(y), np.isnan(x)),
+        ("greater", lambda y: y > 0.0, x > 0.0),
+        ("two", lambda y: tg.greater(c64(-x), y), -x > x),
+        ("one twice", lambda y: y < y, x < x),
     ):
-        with way():
+        with way() as m:
             y = c64(x) * 1.0
             assert y._buffer.array is None
             same(operation(y), wanted)
+        moved = 16 * x.size + 8 + 9 * x.size  # the product, with its number, and what reads one array
+        assert m is None or m.bytes_moved == moved + {"greater": 8, "two": 8 * x.size}.get(what, 0)
 
 
 def test_values_asked_for_together_share_a_kernel(x: tg.Tensor) -> None:
@@ -226,6 +228,43 @@ def test_a_view_takes_a_copy_only_where_it_has_to_and_says_where_there_is_no_roo
             with pytest.raises(errors.DeviceMemoryError, match="no room for reshape"):
                 tg.reshape(wide, (-1,))
         done.clear()
+
+
+def test_a_small_piece_of_a_large_array_is_a_copy_within_a_budget_alone() -> None:
+    """There a view would keep the whole array from being dropped; a large piece is a view anywhere."""
+    x = c64(np.ones(100_000))
+    for within, copied in ((nullcontext(), False), (tg.measure(), False), (tg.memory_budget("1GiB"), True)):
+        with within:
+            small, large = x[:100], x[:50_000]
+        of = [np.shares_memory(t._buffer.array, x._buffer.array) for t in (small, large)]
+        assert of == [not copied, True]
+
+
+def test_a_view_needs_no_room() -> None:
+    """Of what does not lie in order, too, unless it has to be copied."""
+    x = c64(np.ones((200, 200)))[:, ::2]
+    with tg.measure() as m, tg.memory_budget(m.live_bytes):
+        views = tg.permute_dims(x, (1, 0)), x[1:], tg.real(x)
+        with pytest.raises(errors.BudgetError):
+            tg.reshape(x, (-1,))
+    assert [t._buffer.array.base is not None for t in views] == [True] * 3
+
+
+def test_a_value_that_has_waited_can_be_dropped_once_it_is_there() -> None:
+    """The budget is told that it has got its bytes."""
+    x = c64(np.linspace(-1, 1, BIG))
+    with tg.measure() as m, tg.memory_budget(m.live_bytes + 3 * x.nbytes + 4096), tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.exp(x * 2.0)
+        fill((y._buffer,))
+        z = tg.sum(y * y)
+        del y
+        others = [tg.sin(x * float(k)) for k in range(3)]
+        for t in others:
+            fill((t._buffer,))
+    assert m.evictions > 0
+    del others, t
+    np.testing.assert_allclose(tape.gradient(z, x).numpy(), 4 * np.exp(4 * x.numpy()))
 
 
 def test_what_a_rerun_has_postponed_may_be_dropped_once_it_is_there() -> None:

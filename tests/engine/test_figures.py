@@ -38,7 +38,12 @@ def _general(monkeypatch: pytest.MonkeyPatch, impl: Callable[..., Any], **of: An
 
 def _doubled(x: Tensor) -> make.Function:
     """A work that primitives have no part in, as the updates of optimizers are."""
-    return make.Function("doubled", [x._buffer.node.aval], lambda out, a: np.multiply(a, 2, out), [array_of(x._buffer)])
+
+    def doubled(out: Any, a: Any) -> None:
+        tally.passed(8, 16)
+        np.multiply(a, 2, out)
+
+    return make.Function("doubled", [x._buffer.node.aval], doubled, [array_of(x._buffer)])
 
 
 class Figures(NamedTuple):
@@ -75,7 +80,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[int], Figures]]] = {
     ),
     "values without a recipe": (
         lambda x, m: Tensor(thread.executor.values(_doubled(x))[0]),
-        lambda n: Figures({"doubled": 1}, 1, 16 * n, 0),
+        lambda n: Figures({"doubled": 1}, 2, 16 * n + 24, 0),
     ),
     "creation": (lambda x, m: tg.zeros((x.size,)), lambda n: Figures({}, 0, 0, 0)),
 }
@@ -97,6 +102,7 @@ def test_each_way_of_running_is_counted_alike(what: str, way: str, n: int) -> No
         fill((y._buffer,))
     got = Figures(measured.nodes_run, measured.kernel_runs, measured.bytes_moved, measured.cost)
     assert got == figures(n)._replace(nodes=Counter(figures(n).nodes))
+    assert n == LARGE or not measured.scratch_bytes
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -162,6 +168,24 @@ def test_a_budget_has_room_for_what_a_kernel_takes_for_itself(monkeypatch: pytes
             barrier(taking, x)
         with tg.memory_budget(room - 1), pytest.raises(BudgetError):
             barrier(taking, x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bytes_are_due_to_the_line_of_the_operation_that_needs_them(way: str) -> None:
+    """Not to the line that asks for a value that waits."""
+    x = c64(np.ones(LARGE))
+
+    def later() -> tg.Tensor:
+        y = tg.exp(x)
+        z = y[::2]
+        fill((z._buffer,))
+        return z
+
+    with WAYS[way](), tg.measure() as m:
+        z = later()
+    line = later.__code__.co_firstlineno + 1
+    lines = {place: n for place, n in m.peak_by_line.items() if "before" not in place}
+    assert [place.endswith(f"{__file__}:{line}") for place in lines] == [True] and z.shape == (LARGE // 2,)
 
 
 def test_who_notes_the_time_is_told_to_which_node_a_walk_has_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,14 +62,16 @@ def test_a_pending_reduction_is_not_read_inside_a_region(x):
     np.testing.assert_allclose((x / total).numpy(), x.numpy() / (x.numpy() ** 2).sum(0))
 
 
-def test_a_chain_is_cut_at_the_limit_of_nodes(x):
+@pytest.mark.parametrize("link", [lambda t: t * 1.001, lambda t: t + t], ids=["once", "twice"])
+def test_a_chain_is_cut_at_the_limit_of_nodes(link, x):
+    """Where each value is read twice, too: it counts once, however many ways lead to it."""
     chain = [x]
     for _ in range(3 * region.MAX_NODES):
-        chain.append(chain[-1] * 1.001)
+        chain.append(link(chain[-1]))
     stored = [i for i, t in enumerate(chain[1:], 1) if t._buffer.array is not None]
     assert stored == [region.MAX_NODES, 2 * region.MAX_NODES, 3 * region.MAX_NODES][: len(stored)]
     assert len(stored) >= 2
-    np.testing.assert_allclose(chain[-1].numpy(), x.numpy() * 1.001 ** (3 * region.MAX_NODES))
+    np.testing.assert_allclose(chain[-1].numpy(), x.numpy() * link(1.0) ** (3 * region.MAX_NODES))
 
 
 def test_a_region_reads_a_limited_number_of_arrays(rng):
@@ -204,6 +206,19 @@ def test_a_costly_value_is_stored_for_a_rule_and_only_then():
     assert back.nodes_run["tanh"] == 1  # recomputed
     e = tg.erfc(x)
     np.testing.assert_allclose(g.numpy(), (8 * e * -2 / np.sqrt(np.pi) * tg.exp(-(x**2))).numpy(), rtol=1e-12)
+
+
+def test_a_costly_value_that_one_reader_and_one_name_hold_is_stored():
+    """The name asks for it sooner or later; without it nothing but the reader does, and it is not stored."""
+    x = tg.asarray(np.linspace(-2, 2, 40960))
+    for named in (True, False):
+        y = tg.erfc(x)
+        kept = weakref.ref(y._buffer)
+        z = y * 2.0
+        if not named:
+            del y
+        materialize(z)
+        assert (kept() is not None and kept().array is not None) == named
 
 
 def test_a_span_counts_the_nodes_of_a_kernel_and_the_arrays_that_it_reads(x):
