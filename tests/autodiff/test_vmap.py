@@ -317,3 +317,21 @@ def test_a_call_for_no_examples_gives_none(wrap: Any) -> None:
     g = tg.vmap(tg.grad(lambda x: tg.sum(f(x))))
     assert tg.vmap(f)(np.zeros((0, 4))).shape == (0, 5) and g(np.zeros((0, 4))).shape == (0, 4)
     assert tg.vmap(f)(X).shape == (6, 5)
+
+
+def test_a_function_that_runs_again_of_no_examples() -> None:
+    x = tg.asarray(np.zeros((0, 3)))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.vmap(tg.recompute_grad(tg.sin))(x)
+    g = tape.gradient(y, x)
+    assert (y.shape, y.dtype, g.shape, g.dtype) == ((0, 3), x.dtype, (0, 3), x.dtype)
+
+
+def test_a_function_with_a_derivative_of_its_own_of_no_examples_has_no_numbers_and_its_shape() -> None:
+    f = tg.custom_gradient(lambda q: (tg.sum(q) * 2.0, lambda ct: ct * 2.0))
+    x = tg.asarray(np.zeros((0, 3), np.float32))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.vmap(f)(x)
+    assert (y.shape, y.dtype) == ((0,), x.dtype)
