@@ -32,6 +32,17 @@ def test_dead_branches_are_dropped_with_what_they_keep(size):
     np.testing.assert_allclose(tape.gradient(y, x).numpy(), np.tanh(0.5) + 0.5 / np.cosh(0.5) ** 2)
 
 
+def test_no_more_records_are_dead_than_alive():
+    """However many are alive: the tape looks for dead ones when their number has doubled."""
+    x = tg.asarray(np.full(8, 0.5))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        held = [tg.tanh(x) for _ in range(5 * recording._FIRST_SWEEP)]
+        for _ in range(20 * recording._FIRST_SWEEP):
+            tg.tanh(x)
+            assert live(tape) <= 2 * len(held) + recording._FIRST_SWEEP
+
+
 def test_a_dead_chain_goes_as_a_whole():
     x = tg.asarray(np.full(8, 0.5))
     with tg.GradientTape() as tape:
