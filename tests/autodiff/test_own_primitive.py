@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from checks import Counted, no_garbage, same
+from cuda_cases import installed
 
 import tapegrad as tg
 from tapegrad.autodiff import own_primitive
 from tapegrad.errors import (
+    DeviceError,
     DryRunError,
     DTypeError,
     GradientError,
@@ -346,3 +348,13 @@ def test_results_of_one_primitive_are_of_one_kind() -> None:
         return [x.astype("float32"), x]
 
     assert [y.dtype.name for y in wider(X)] == ["float64", "float64"]
+
+
+def test_its_arrays_are_on_one_device_and_those_of_numpy_are_operands() -> None:
+    with tg.GradientTape() as tape:
+        tape.watch(x := tg.asarray(X))
+        y = scaled(Y, x)
+    assert [n.aval.shape for n in tape._records[0].inputs] == [X.shape, X.shape]
+    assert np.array_equal(tape.gradient(y, x).numpy(), Y * 2)
+    with installed(), pytest.raises(DeviceError, match="scaled"):
+        scaled(tg.asarray(X), tg.asarray(Y, device="cuda"))

@@ -16,6 +16,7 @@ from checks import c64
 
 import tapegrad as tg
 from tapegrad.core import primitive
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.state import thread
 from tapegrad.device import tally
 from tapegrad.engine import make
@@ -168,6 +169,20 @@ def test_a_budget_has_room_for_what_a_kernel_takes_for_itself(monkeypatch: pytes
             barrier(taking, x)
         with tg.memory_budget(room - 1), pytest.raises(BudgetError):
             barrier(taking, x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+def test_a_value_can_be_made_again_in_the_buffer_that_had_it(n: int, way: str) -> None:
+    x = c64(np.linspace(0, 1, n))
+    for y in (tg.exp(x), x[1:], tg.sum(x), tg.concat([x, x]), tg.nn.functional.relu(x)):
+        node = y._buffer.node
+        inputs = (x._buffer, x._buffer) if node.prim.name == "concat" else (x._buffer,)
+        again = Buffer(None, node, inputs)
+        with WAYS[way](), tg.measure():
+            assert thread.executor.run(node, inputs, again) is again
+            fill((again,))
+        assert np.array_equal(again.array, y.numpy())
 
 
 @pytest.mark.parametrize("way", WAYS)
