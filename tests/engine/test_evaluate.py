@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import c64, no_garbage, same
+from cuda_cases import installed
 
 import tapegrad as tg
 from tapegrad import errors
-from tapegrad.engine.evaluate import array_of, fill
+from tapegrad.device.host_scalar import HostScalar
+from tapegrad.engine.evaluate import array_of, arrays_of, fill
 from tapegrad.engine.executor import COUNTED, PLAIN
 
 BIG = 40_000
@@ -276,6 +278,14 @@ def test_a_value_that_has_waited_can_be_dropped_once_it_is_there() -> None:
     assert m.evictions > 0
     del others, t
     np.testing.assert_allclose(tape.gradient(z, x).numpy(), 4 * np.exp(4 * x.numpy()))
+
+
+def test_kernels_read_a_number_of_the_host_as_an_array_of_the_device() -> None:
+    with installed(), tg.device("cuda"):
+        number = tg.asarray(2.5)._buffer
+        assert type(number.array) is HostScalar
+        (array,) = arrays_of((number,))
+        assert type(array) is type(array_of(tg.asarray(np.ones(3))._buffer)) and float(array.get()) == 2.5
 
 
 def test_what_a_rerun_has_postponed_may_be_dropped_once_it_is_there() -> None:
