@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,32 @@ def test_another_recordings_rule_may_still_ask_for_a_value(x: tg.Tensor) -> None
             tapes[0]()  # it is made again
         assert graph.held(x._buffer.node, True) is None
         del graph
+
+
+def test_numbers_of_recipes_that_are_gone_are_dropped_where_a_recording_ends(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB"):
+        with tg.GradientTape(watch_accessed_variables=False):
+            lasting = [wanting(tg.softmax(x))]
+        recipes = MANAGER._present().recipes
+        recipes._clear_at = 8
+        with tg.GradientTape(watch_accessed_variables=False):
+            for _ in range(8):
+                tg.softmax(x)
+            assert len(recipes.refs) > 8
+        assert len(recipes.refs) == len(recipes) == len(lasting)
+        del recipes
+
+
+def test_a_tape_goes_on_in_a_block_apart_in_which_a_budget_begins(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB"), tg.GradientTape() as tape:
+        tape.watch(x)
+        h = tg.softmax(x)
+        with MANAGER.apart():
+            assert MANAGER.limit == inf
+            with tg.memory_budget("1MiB"):
+                assert MANAGER.limit == 1 << 20
+                y = tg.sum(tg.softmax(h))
+        assert MANAGER.limit == 1 << 30 and tape.gradient(y, x) is not None
 
 
 def test_what_reads_a_value_in_a_block_apart_does_not_take_its_recipe_away(x: tg.Tensor) -> None:

@@ -120,3 +120,29 @@ def test_data_that_takes_as_much_as_what_is_made_from_it_goes_in_its_place(colum
         del h
         assert MANAGER.relieve(1) and m.live_bytes == before - gone
         assert tape() == columns * UNIT / 8 and (m.evictions, m.restored) == (evictions, evictions)
+
+
+def test_what_is_wanted_anew_before_anybody_has_seen_that_it_was_not_is_forgotten_in_the_end(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        tapes = [wanting(h)]
+        look()
+
+        def again() -> None:
+            tapes.clear()
+            tapes.append(wanting(h))
+
+        MANAGER._storages.guard.run(again)  # that nobody wants it waits until this has ended
+        assert len(MANAGER._storages.candidates) == 1
+        tapes.clear()
+        assert len(MANAGER._storages.candidates) == 0
+
+
+def test_nobody_looks_after_what_no_tape_keeps(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        graph = MANAGER._present()
+        recipe = graph.recipes[h._buffer.node.index]
+        MANAGER._storages._watch(graph, recipe)
+        assert recipe.kept is None
+        del graph, recipe

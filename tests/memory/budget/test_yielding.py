@@ -16,6 +16,7 @@ def test_what_is_read_of_before_counts_beyond_what_may_be_read(read: int) -> Non
     """Once each: the part that may be read is used up."""
     gc.collect()
     room = yielding(20 * UNIT, read * UNIT)
+    assert room.taken == 0
     with room:
         limit, taken = MANAGER.limit, 0
         for nbytes in (1, 3, 2, 1):
