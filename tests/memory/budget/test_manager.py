@@ -1,0 +1,153 @@
+"""The limits that are in force, and in which order what tapes want is looked at where room is needed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from checks import c64
+
+import tapegrad as tg
+from tapegrad.core import account
+from tapegrad.device.pool import POOL
+from tapegrad.errors import BudgetError
+from tapegrad.memory import policies
+from tapegrad.memory.budget import manager as manager_module
+from tapegrad.memory.budget.budget import MANAGER, watched, yielding
+from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.policies import RECOMPUTE
+
+SIDE = 16
+UNIT = SIDE * SIDE * 8
+X = np.random.default_rng(1).normal(size=(SIDE, SIDE))
+
+
+@pytest.fixture
+def x() -> tg.Tensor:
+    return c64(X)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    yield
+    assert account.current is account.NOBODY
+    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0
+
+
+def live() -> int:
+    with tg.measure() as m:
+        return m.live_bytes
+
+
+def wanting(h: Any) -> Callable[[], float]:
+    """A tape that wants ``h`` alone; called, it gives a gradient, which is the sum of ``h``."""
+    s = c64(1.0)
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch(s)
+        y = tg.sum(h * s)
+    return lambda: tape.gradient(y, s).item()
+
+
+def test_the_pools_of_devices_hold_no_more_than_the_limit_in_force() -> None:
+    base = live()
+    with tg.memory_budget("1MiB"):
+        assert POOL.limit == 1 << 20
+        with tg.memory_budget("2MiB"), tg.memory_budget(1 << 19):
+            assert POOL.limit == 1 << 19
+            with MANAGER.apart():
+                assert POOL.limit is None
+            assert POOL.limit == 1 << 19
+        assert POOL.limit == 1 << 20
+        with tg.memory.policy(policies.save_everything):
+            assert POOL.limit == 1 << 20
+    assert POOL.limit is None
+    room = yielding(UNIT)
+    with room:
+        assert POOL.limit == MANAGER.limit == base + UNIT
+        made = c64(np.ones((3, SIDE, SIDE)))
+        assert POOL.limit == MANAGER.limit == base + 3 * UNIT
+        room.has_read(UNIT)
+        assert POOL.limit == MANAGER.limit == base + 2 * UNIT
+        del made
+    assert POOL.limit is None
+
+
+def test_who_watches_is_told_in_a_block_apart_too_but_no_policy_is_in_force_there(x: tg.Tensor) -> None:
+    told: list[str] = []
+    with watched(lambda node, inputs: told.append(node.prim.name)):
+        with MANAGER.apart():
+            tg.softmax(x)
+        assert told == ["softmax"]
+        tg.sin(x)
+    tg.cos(x)
+    assert told == ["softmax", "sin"]
+    with tg.memory.policy(policies.save_everything):
+        assert account.current is MANAGER
+        with MANAGER.apart():
+            assert account.current is LEDGER
+        assert account.current is MANAGER
+
+
+def test_exactly_what_is_needed_is_enough_where_all_room_is_asked_for(
+    x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where copies to another memory may keep some."""
+    monkeypatch.setattr(manager_module, "keeps_memory", lambda: True)
+    with tg.memory_budget(live() + UNIT) as m:
+        tg.softmax(x)
+        c64(X)
+        with pytest.raises(BudgetError):
+            c64(np.ones(SIDE * SIDE + 1))
+        assert m.peak_bytes == MANAGER.limit
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("count", [2, 31, 32, 40])
+def test_what_was_in_somebodys_hands_is_looked_at_again_before_room_is_refused(
+    count: int, held: bool, x: tg.Tensor
+) -> None:
+    """The earliest values come first; where many were passed over, the next round leaves them out at first."""
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        hs = [tg.softmax(x) for _ in range(count)]
+        tapes = [wanting(h) for h in hs]
+        tapes += [wanting(tg.softmax(x)) for _ in range(2)]
+        for k in range(2):
+            assert MANAGER.relieve(UNIT) and m.evictions == k + 1 and len(MANAGER._passed) == count
+        if not held:
+            hs.clear()
+        assert MANAGER.relieve(UNIT) == (not held) and m.evictions == 3 - held and not MANAGER._passed
+        assert len({tape() for tape in tapes}) == 1 and m.restored == m.evictions
+
+
+def test_what_is_made_again_owns_its_recipe_until_the_recording_ends(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB"):
+        with tg.GradientTape(watch_accessed_variables=False):
+            h = tg.softmax(x)
+            tape, index = wanting(h), h._buffer.node.index
+            del h
+            MANAGER.release([index], (), RECOMPUTE)
+            tape()
+            recipe = MANAGER._present().recipes[index]
+            assert recipe.value().recipe is recipe
+        assert recipe.value().recipe is None
+        del recipe
+
+
+def test_nothing_of_a_block_apart_is_a_candidate_after_it(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        tape = wanting(h)
+        state = dict(MANAGER.__dict__)
+        with MANAGER.apart(), tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+            inner = tg.softmax(x)
+            inner_tape = wanting(inner)
+            recipe = MANAGER._present().recipes[inner._buffer.node.index]
+            assert not MANAGER.relieve(UNIT) and recipe.storage.row >= 0
+        assert recipe.storage.row < 0 and inner_tape is not None
+        assert all(MANAGER.__dict__[name] is value for name, value in state.items())
+        del recipe, inner, inner_tape, h, state
+        assert MANAGER.relieve(UNIT) and m.evictions == 1 and tape() > 0.0
