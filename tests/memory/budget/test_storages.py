@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 from checks import c64
 
 import tapegrad as tg
+from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget import storages as storages_module
 from tapegrad.memory.budget.budget import MANAGER
+from tapegrad.memory.budget.recipes import Residuals
+from tapegrad.memory.ledger.costs import cost_of, transfer_of
+from tapegrad.memory.policies import OFFLOAD, RECOMPUTE, SAVE
 
 SIDE = 16
 UNIT = SIDE * SIDE * 8
@@ -34,7 +39,7 @@ def nothing_is_left() -> Iterator[None]:
 def wanting(h: Any) -> Any:
     """A tape that wants ``h`` alone; called, it gives a gradient, which is the sum of ``h``."""
     s = c64(1.0)
-    with tg.GradientTape() as tape:
+    with tg.GradientTape(persistent=True) as tape:
         tape.watch(s)
         y = tg.sum(h * s)
     return lambda: tape.gradient(y, s).item()
@@ -146,3 +151,129 @@ def test_nobody_looks_after_what_no_tape_keeps(x: tg.Tensor) -> None:
         MANAGER._storages._watch(graph, recipe)
         assert recipe.kept is None
         del graph, recipe
+
+
+def recipe_of(h: Any) -> Any:
+    return MANAGER._present().recipes[h._buffer.node.index]
+
+
+def cost(h: Any) -> float:
+    return cost_of(h._buffer.node, [i.node.aval for i in recipe_of(h).inputs])
+
+
+def test_a_storage_costs_what_lies_between_it_and_those_next_to_it(x: tg.Tensor) -> None:
+    """Each once, whoever reads it."""
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        a = tg.softmax(x)
+        b = tg.softmax(a)
+        c = b @ tg.softmax(b)
+        d = c @ a
+        below = float(cost(b) + cost(tg.softmax(b)))
+        tapes = [wanting(h) for h in (a, c, d)]
+        look()
+        found = {k: recipe_of(h).storage for k, h in zip("acd", (a, c, d), strict=True)}
+        index = {k: h._buffer.node.index for k, h in zip("acd", (a, c, d), strict=True)}
+        assert {k: sorted(s.near) for k, s in found.items()} == {
+            k: sorted(index[i] for i in near) for k, near in {"a": "cd", "c": "ad", "d": "ac"}.items()
+        }
+        assert (found["a"].cost, found["c"].cost, found["d"].cost) == (cost(a), cost(c) + below, cost(d))
+        assert recipe_of(b).storage is None and len(tapes) == 3
+
+
+@pytest.mark.parametrize(("most", "near"), [(3, 0), (4, 1)])
+def test_those_next_to_a_storage_are_looked_for_some_steps_back(
+    most: int, near: int, x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storages_module, "_MOST_WALKED", most)
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        a = tg.softmax(x)
+        first, h = wanting(a), a
+        for _ in range(4):
+            h = tg.softmax(h)
+        last = wanting(h)
+        look()
+        assert len(recipe_of(h).storage.near) == near and first is not last
+
+
+def test_two_views_go_with_the_bytes_that_they_share_however_often_they_are_looked_at(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        views = [tg.reshape(h, (-1,)), tg.reshape(h, (2, -1))]
+        total, tapes = float(tg.sum(h)), [wanting(v) for v in (*views, h)]
+        for _ in range(3):
+            look()
+        assert [recipe_of(v).roots for v in (*views, h)] == [(h._buffer.node.index,)] * 2 + [()]
+        assert [recipe_of(v).storage for v in views] == [None, None]
+        before = m.live_bytes
+        assert len(MANAGER._storages.candidates) == 1
+        del h, views
+        assert MANAGER.relieve(UNIT) and (m.live_bytes, m.evictions) == (before - UNIT, 1)
+        np.testing.assert_allclose([tape() for tape in tapes], total, rtol=1e-14)
+
+
+def test_what_a_replay_reads_is_spared_though_a_tape_has_come_to_want_it_just_before(
+    x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spared, made = [], replay_module._made
+
+    def noted(recipe: Any, inputs: Any) -> Any:
+        spared.append(recipe.inputs[0].storage.spared)
+        return made(recipe, inputs)
+
+    monkeypatch.setattr(replay_module, "_made", noted)
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        a = tg.softmax(x)
+        b = tg.softmax(a)
+        first, index, source = wanting(b), b._buffer.node.index, recipe_of(a)
+        del b
+        MANAGER.release([index], (), RECOMPUTE)
+        second = wanting(a)
+        del a
+        assert source.storage is None
+        assert first() == pytest.approx(SIDE) and spared == [1] and source.storage.spared == 0 and second is not None
+        del source
+
+
+# Released -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [RECOMPUTE, OFFLOAD])
+def test_what_is_released_goes_at_once_and_what_it_was_made_from_stays_until_it_is_back(
+    answer: Any, x: tg.Tensor
+) -> None:
+    """What has moved to another memory needs no sources."""
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        a = tg.softmax(x)
+        b = tg.softmax(a)
+        c = tg.softmax(b)
+        tapes, source = [wanting(b), wanting(c)], wanting(a)
+        kept = [recipe_of(h).keeping() for h in (a, b, c)]
+        indices = [h._buffer.node.index for h in (b, c)]
+        sources, before = MANAGER.keep((a._buffer,)), m.live_bytes
+        assert sources is kept[0]
+        weak = weakref.ref(a._buffer)
+        del a, b
+        MANAGER.release([1 << 40, *indices], (sources, Residuals((sources, x._buffer))), answer)
+        away = answer is OFFLOAD
+        assert m.live_bytes == before - UNIT, "c is in somebody's hands"
+        assert (m.offloads, m.evictions) == (away, 0), "nothing was dropped for want of room"
+        assert [k.buffer is None for k in kept] == [False, True, False]
+        assert [k.sources for k in kept] == [(), () if away else (kept[0], kept[0]), ()]
+        assert (kept[1].recipe.slot is not None) == away
+        del source, sources
+        kept[0] = None
+        assert (weak() is None) == away
+        assert [t() for t in tapes] == [pytest.approx(SIDE)] * 2 and (m.restored, m.fetches) == (1 - away, away)
+        assert kept[1].buffer is not None and kept[1].sources == ()
+        storage = kept[1].recipe.storage
+        assert storage.transfer == (transfer_of(UNIT, True) if away else None)
+        del kept, storage, c
+
+
+def test_what_is_released_stays_where_the_policy_saves_it(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB", policy=lambda value: SAVE), tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        tape, index, weak = wanting(h), h._buffer.node.index, weakref.ref(h._buffer)
+        del h
+        MANAGER.release([index], (), RECOMPUTE)
+        assert weak() is not None and tape() == pytest.approx(SIDE)
