@@ -83,9 +83,13 @@ def test_a_value_of_an_earlier_recording_is_kept_in_place_of_its_history_once_it
         del data
         if filled:
             h.numpy()
+        with tg.memory_budget("1GiB"):
+            assert len(MANAGER._storages.candidates) == 1
         recipe = MANAGER._present().recipes[h._buffer.node.index]
         later = wanting(h)
         assert (recipe.pinned is not None) == filled
+        if filled:
+            assert not MANAGER.relieve(UNIT) and len(MANAGER._storages.candidates) == 0
         assert first() == later() == float(tg.sum(tg.tanh(tg.softmax(c64(X)))))
         del recipe
 

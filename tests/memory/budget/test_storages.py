@@ -12,6 +12,7 @@ import pytest
 from checks import c64
 
 import tapegrad as tg
+from tapegrad.engine import region
 from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget import storages as storages_module
 from tapegrad.memory.budget.budget import MANAGER
@@ -259,7 +260,7 @@ def test_what_is_released_goes_at_once_and_what_it_was_made_from_stays_until_it_
         assert (m.offloads, m.evictions) == (away, 0), "nothing was dropped for want of room"
         assert [k.buffer is None for k in kept] == [False, True, False]
         assert [k.sources for k in kept] == [(), () if away else (kept[0], kept[0]), ()]
-        assert (kept[1].recipe.slot is not None) == away
+        assert (kept[1].recipe.slot is not None) == away and len(MANAGER._storages.candidates) == 2
         del source, sources
         kept[0] = None
         assert (weak() is None) == away
@@ -277,3 +278,49 @@ def test_what_is_released_stays_where_the_policy_saves_it(x: tg.Tensor) -> None:
         del h
         MANAGER.release([index], (), RECOMPUTE)
         assert weak() is not None and tape() == pytest.approx(SIDE)
+
+
+# Pending values -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lazy() -> Iterator[None]:
+    small = region.SMALL
+    region.set_small(1)
+    yield
+    region.set_small(small)
+
+
+def test_what_pends_is_made_again_from_the_rest_which_stays(x: tg.Tensor, lazy: None) -> None:
+    data = c64(X + 1.0)
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        a, b = tg.softmax(x), tg.softmax(x * 2.0)
+        h = a * 2.0 + b * data
+        tape, index = wanting(h), a._buffer.node.index
+        kept = recipe_of(h).keeping()
+        total = float(tg.sum(a * 2.0 + b * data))
+        assert h._buffer.array is None
+        there = weakref.ref(b._buffer)
+        del a, b, h
+        MANAGER.release([index], (), RECOMPUTE)
+        assert kept.buffer is None and [k.recipe.value() for k in kept.sources] == [there()] != [None]
+        assert tape() == pytest.approx(total) and m.restored == 4 and kept.sources == ()
+        del kept
+
+
+def test_what_has_got_bytes_of_its_own_stays_where_what_it_was_made_from_is_released(x: tg.Tensor, lazy: None) -> None:
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        a = tg.softmax(x)
+        h = a * 2.0
+        tapes = [wanting(h), wanting(a)]
+        look()
+        kept, source = recipe_of(h).keeping(), recipe_of(a)
+        assert h._buffer.array is None and source.storage.holders == {source.node.index, kept.recipe.node.index}
+        h.numpy()
+        other = tg.softmax(x * 3.0)
+        tapes.append(wanting(other))
+        del a
+        MANAGER.release([source.node.index], (recipe_of(other).keeping(),), RECOMPUTE)
+        assert source.value() is None and source.keeping().sources == (recipe_of(other).keeping(),)
+        assert kept.buffer is h._buffer and kept.sources == () and len(tapes) == 3
+        del kept, source
