@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,46 @@ def test_nothing_of_a_block_apart_is_a_candidate_after_it(x: tg.Tensor) -> None:
         assert all(MANAGER.__dict__[name] is value for name, value in state.items())
         del recipe, inner, inner_tape, h, state
         assert MANAGER.relieve(UNIT) and m.evictions == 1 and tape() > 0.0
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_what_is_told_of_a_value_that_cannot_be_made_again_changes_nothing(recording: bool, x: tg.Tensor) -> None:
+    told: list[Callable[[Any], object]] = [
+        MANAGER.replaced, MANAGER.accompanied, lambda b: MANAGER.named(b, "h"), lambda b: MANAGER.filled(b, ()),
+        lambda b: MANAGER.renamed(tg.reshape(x, (-1,))._buffer, b), lambda b: MANAGER.release([b.node.index], (), RECOMPUTE),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        stack.enter_context(tg.memory_budget("1GiB"))
+        if recording:
+            stack.enter_context(tg.GradientTape(watch_accessed_variables=False))
+        for tell in told:
+            tell(x._buffer)
+            graph = MANAGER._present()
+            assert (graph is not None) == recording and (graph is None or not len(graph.recipes))
+            del graph
+
+
+def test_a_device_is_relieved_by_what_copies_have_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def reclaim(nbytes: int) -> int:
+        asked.append(nbytes)
+        return len(asked) - 1
+
+    monkeypatch.setattr(manager_module, "reclaim", reclaim)
+    with tg.memory_budget("1GiB"):
+        assert [MANAGER.relieve(n) for n in (UNIT, 1, 0)] == [False, True, True] and asked == [UNIT, 1, 0]
+
+
+def test_a_measurement_within_a_budget_tells_what_tapes_keep(x: tg.Tensor) -> None:
+    def kept() -> int:
+        with tg.measure(), tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.softmax(tg.softmax(x)))
+            found = LEDGER.by("category")["activation"]
+        assert tape.gradient(y, x) is not None
+        return found
+
+    wanted = kept()
+    with tg.memory_budget("1GiB"):
+        assert kept() == wanted == 2 * UNIT

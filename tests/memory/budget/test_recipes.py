@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tapegrad.engine import region
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.budget import recipes as recipes_module
 from tapegrad.memory.budget.budget import MANAGER
-from tapegrad.memory.budget.recipes import bytes_held_for
+from tapegrad.memory.budget.recipes import Index, Recipe, bytes_held_for, releasable
 
 SIDE = 16
 UNIT = SIDE * SIDE * 8
@@ -57,7 +58,7 @@ def test_values_that_have_gone_are_not_noted_for_long_and_others_own_no_recipe_a
 ) -> None:
     """Every other value goes; the list of values is gone through when it has doubled since."""
     monkeypatch.setattr(recipes_module, "_FIRST_PRUNING", 4)
-    held, noted = [], []
+    held, noted, numbers = [], [], []
     with tg.memory_budget("1GiB"):
         with tg.GradientTape(watch_accessed_variables=False):
             for step in range(12):
@@ -65,10 +66,15 @@ def test_values_that_have_gone_are_not_noted_for_long_and_others_own_no_recipe_a
                 if step % 2:
                     held.append(h)
                 del h
-                noted.append(len(MANAGER._present()._live))
+                graph = MANAGER._present()
+                noted.append(len(graph._live))
+                numbers.append(len(graph.recipes.refs))
+                if step == 0:
+                    graph.recipes._clear_at = 3
+                del graph
             owned = [b.recipe.node.index for b in (h._buffer for h in held)]
         assert all(h._buffer.recipe is None for h in held) and owned == [h._buffer.node.index for h in held]
-    assert noted == [1, 2, 3, 2, 3, 3, 4, 5, 5, 6, 7, 8]
+    assert noted == [1, 2, 3, 2, 3, 3, 4, 5, 5, 6, 7, 8] and numbers == [1, 2, 3, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -223,3 +229,35 @@ def test_bytes_that_others_own_are_not_there_for_a_value_alone(pending: bool, la
             assert (d._buffer.array is None) == pending
             del d
             assert bytes_held_for(MANAGER._present().recipes[h._buffer.node.index]) == 0
+
+
+def test_numbers_of_those_that_are_gone_are_dropped_where_the_rest_may_have_doubled() -> None:
+    for kept, clear_at in ((3000, 6002), (100, 4096)):
+        index, made = Index(), [Recipe.__new__(Recipe) for _ in range(4096)]
+        for number, recipe in enumerate(made):
+            index[number] = recipe
+        del made[kept:], recipe
+        index.clear_gone()
+        assert len(index.refs) == 4096 and len(index) == kept
+        index[4096] = made[0]
+        index.clear_gone()
+        assert list(index.refs) == [*range(kept), 4096] and index._clear_at == clear_at
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("held", [None, 0, 3, 6])
+def test_a_value_goes_with_all_that_is_made_from_it_and_waits(turned: bool, held: int | None) -> None:
+    """Unless somebody holds one of them; of these, however they lie in memory, each is made from the one before."""
+    buffers = [SimpleNamespace(node=None, keeps=()) for _ in range(8)]
+    if turned:
+        buffers.reverse()
+    for number, b in enumerate(buffers):
+        b.node, b.keeps = SimpleNamespace(index=number + 5), tuple(buffers[number - 1 : number])
+    target: Any = SimpleNamespace(node=buffers[0].node)
+    other = SimpleNamespace(node=SimpleNamespace(index=7), keeps=())
+    kept: list[Any] = [SimpleNamespace(buffer=b) for b in (buffers[6], other, None)]
+    user = None if held is None else buffers[held]
+    del buffers, b, other
+    found = releasable(target, kept)
+    assert found == (kept[:1] if user is None else None)
+    assert releasable(target, kept[1:2]) == [] and releasable(target, kept[2:]) is None

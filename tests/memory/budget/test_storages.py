@@ -125,6 +125,7 @@ def test_data_that_takes_as_much_as_what_is_made_from_it_goes_in_its_place(colum
         tape, before = wanting(h), m.live_bytes
         del h
         assert MANAGER.relieve(1) and m.live_bytes == before - gone
+        assert len(MANAGER._storages.candidates) == 0
         assert tape() == columns * UNIT / 8 and (m.evictions, m.restored) == (evictions, evictions)
 
 
@@ -269,6 +270,37 @@ def test_what_is_released_goes_at_once_and_what_it_was_made_from_stays_until_it_
         storage = kept[1].recipe.storage
         assert storage.transfer == (transfer_of(UNIT, True) if away else None)
         del kept, storage, c
+
+
+def test_nothing_waits_in_another_memory_for_a_tape_that_has_gone(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        tape, index = wanting(h), h._buffer.node.index
+        del h
+        MANAGER.release([index], (), OFFLOAD)
+        assert MANAGER._storages.offloads.any and tape is not None
+        tape = None
+        assert not MANAGER._storages.offloads.any
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_what_would_come_back_otherwise_is_not_moved_but_made_again(moving: bool, x: tg.Tensor) -> None:
+    """It lies by columns.  Under a limit it is offered once more, at the price of making it."""
+    with tg.memory_budget("1GiB", policy=lambda value: OFFLOAD) as m, tg.GradientTape(watch_accessed_variables=False):
+        h = tg.tanh(x.mT)
+        tape, recipe, graph = wanting(h), recipe_of(h), MANAGER._present()
+        storage, candidates = recipe.storage, MANAGER._storages.candidates
+        assert not h._buffer.array.flags.c_contiguous
+        assert candidates._numerators[storage.row] == storage.transfer == transfer_of(UNIT, False)
+        del h
+        assert not MANAGER._storages.drop(recipe, graph, moving)
+        assert candidates._numerators[storage.row] == storage.cost and storage.transfer is None
+        assert candidates.pass_over(recipe) == moving
+        candidates.refresh(recipe, graph)
+        assert candidates.pass_over(recipe) and not MANAGER._storages._ready
+        assert MANAGER._storages.drop(recipe, graph, moving) and recipe.value() is None and m.offloads == 0
+        assert tape() == pytest.approx(float(tg.sum(tg.tanh(x))))
+        del recipe, graph, storage
 
 
 def test_what_is_released_stays_where_the_policy_saves_it(x: tg.Tensor) -> None:
