@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from tapegrad.memory import policies
 from tapegrad.memory.budget import manager as manager_module
 from tapegrad.memory.budget.budget import MANAGER, watched, yielding
 from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.offload.offload import Offloads
 from tapegrad.memory.policies import RECOMPUTE
 
 SIDE = 16
@@ -158,7 +161,8 @@ def test_nothing_of_a_block_apart_is_a_candidate_after_it(x: tg.Tensor) -> None:
 def test_what_is_told_of_a_value_that_cannot_be_made_again_changes_nothing(recording: bool, x: tg.Tensor) -> None:
     told: list[Callable[[Any], object]] = [
         MANAGER.replaced, MANAGER.accompanied, lambda b: MANAGER.named(b, "h"), lambda b: MANAGER.filled(b, ()),
-        lambda b: MANAGER.renamed(tg.reshape(x, (-1,))._buffer, b), lambda b: MANAGER.release([b.node.index], (), RECOMPUTE),
+        lambda b: MANAGER.renamed(tg.reshape(x, (-1,))._buffer, b),
+        lambda b: MANAGER.release([b.node.index], (), RECOMPUTE),
     ]  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(tg.memory_budget("1GiB"))
@@ -195,3 +199,26 @@ def test_a_measurement_within_a_budget_tells_what_tapes_keep(x: tg.Tensor) -> No
     wanted = kept()
     with tg.memory_budget("1GiB"):
         assert kept() == wanted == 2 * UNIT
+
+
+def test_in_a_forked_child_budgets_of_other_threads_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And whoever was making room there is not, nor does anything come back that was on its way."""
+    entered, over, forgotten = threading.Event(), threading.Event(), list[bool]()
+    monkeypatch.setattr(Offloads, "in_child", lambda offloads: forgotten.append(offloads is MANAGER._storages.offloads))
+
+    def other() -> None:
+        with tg.memory_budget("1MiB"):
+            entered.set()
+            over.wait(20)
+
+    thread = threading.Thread(target=other)
+    with tg.memory_budget("2MiB"):
+        thread.start()
+        assert entered.wait(20) and MANAGER.limit == LEDGER._limit == 1 << 20
+        MANAGER._asked = True
+        LEDGER.limit(-inf)
+        MANAGER.in_child()
+        assert MANAGER.limit == LEDGER._limit == 2 << 20 and forgotten == [True] and not MANAGER._asked
+        over.set()
+        thread.join(20)
+        assert MANAGER.limit == LEDGER._limit == 2 << 20
