@@ -283,6 +283,21 @@ def test_nothing_waits_in_another_memory_for_a_tape_that_has_gone(x: tg.Tensor) 
         assert not MANAGER._storages.offloads.any
 
 
+def test_what_has_come_back_goes_again_once_the_walk_is_past_it(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        tape, recipe = wanting(h), recipe_of(h)
+        index = recipe.node.index
+        del h
+        MANAGER.release([index], (), OFFLOAD)
+        for here, there in ((index + 1, True), (index, True), (index - 1, False)):
+            assert tape() == pytest.approx(SIDE)
+            MANAGER._storages.offload(here)
+            assert (recipe.value() is not None) == there
+        assert m.offloads == 1, "the tier has kept its bytes"
+        del recipe
+
+
 @pytest.mark.parametrize("moving", [False, True])
 def test_what_would_come_back_otherwise_is_not_moved_but_made_again(moving: bool, x: tg.Tensor) -> None:
     """It lies by columns.  Under a limit it is offered once more, at the price of making it."""
