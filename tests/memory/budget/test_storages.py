@@ -13,10 +13,11 @@ from checks import c64
 
 import tapegrad as tg
 from tapegrad.engine import region
+from tapegrad.errors import BudgetError
 from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget import storages as storages_module
 from tapegrad.memory.budget.budget import MANAGER
-from tapegrad.memory.budget.recipes import Residuals
+from tapegrad.memory.budget.recipes import Kept, Residuals
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
 from tapegrad.memory.policies import OFFLOAD, RECOMPUTE, SAVE
 
@@ -112,6 +113,33 @@ def test_what_was_dropped_while_somebody_took_it_in_hand_is_kept_as_it_is(x: tg.
         kept.buffer = None
         second = wanting(h)
         assert kept.buffer is h._buffer and first() == second() == float(tg.sum(h)) and m.restored == 0
+
+
+def test_data_of_one_byte_goes_in_place_of_a_value_of_none() -> None:
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        data = tg.asarray(np.ones(1, "uint8"))
+        h, weak = tg.softmax(tg.astype(data[:0], tg.float64)), weakref.ref(data._buffer)
+        tape = wanting(h)
+        del data, h
+        MANAGER.relieve(1)
+        assert weak() is None and m.evictions == 0 and tape() == 0.0
+
+
+def test_what_two_threads_come_to_keep_at_once_is_kept_once(x: tg.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has been faster."""
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        recipe, graph, others = recipe_of(h), MANAGER._present(), list[Kept]()
+
+        def beside(kind: Any) -> Any:
+            others.append(Kept(recipe, graph, h._buffer))
+            recipe.kept = weakref.ref(others[-1])
+            return Kept.__new__(kind)
+
+        monkeypatch.setattr(storages_module, "_new", beside)
+        assert MANAGER.keep((h._buffer,)) is others[0] is recipe.keeping() and len(others) == 1
+        others.clear()
+        del recipe, graph
 
 
 @pytest.mark.parametrize(("columns", "evictions"), [(SIDE - 1, 1), (SIDE, 0), (2 * SIDE, 0)])
@@ -213,13 +241,17 @@ def test_two_views_go_with_the_bytes_that_they_share_however_often_they_are_look
         np.testing.assert_allclose([tape() for tape in tapes], total, rtol=1e-14)
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_what_a_replay_reads_is_spared_though_a_tape_has_come_to_want_it_just_before(
-    x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
+    fails: bool, x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And no longer, where the replay fails, too."""
     spared, made = [], replay_module._made
 
     def noted(recipe: Any, inputs: Any) -> Any:
         spared.append(recipe.inputs[0].storage.spared)
+        if fails and len(spared) == 1:
+            raise KeyError
         return made(recipe, inputs)
 
     monkeypatch.setattr(replay_module, "_made", noted)
@@ -232,6 +264,14 @@ def test_what_a_replay_reads_is_spared_though_a_tape_has_come_to_want_it_just_be
         second = wanting(a)
         del a
         assert source.storage is None
+        if fails:
+            with pytest.raises(KeyError):
+                first()
+            assert source.storage.spared == 0
+            spared.clear()
+            monkeypatch.setattr(replay_module, "_made", made)
+            first()
+            spared.append(1)
         assert first() == pytest.approx(SIDE) and spared == [1] and source.storage.spared == 0 and second is not None
         del source
 
@@ -278,9 +318,25 @@ def test_nothing_waits_in_another_memory_for_a_tape_that_has_gone(x: tg.Tensor) 
         tape, index = wanting(h), h._buffer.node.index
         del h
         MANAGER.release([index], (), OFFLOAD)
-        assert MANAGER._storages.offloads.any and tape is not None
+        assert MANAGER._storages.offloads.any
+        assert tape() == pytest.approx(SIDE) and not MANAGER._storages.offloads.any, "it has come back"
+        assert MANAGER.relieve(UNIT) and MANAGER._storages.offloads.any
         tape = None
         assert not MANAGER._storages.offloads.any
+
+
+def test_what_has_no_room_to_come_back_is_named(x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        h = tg.softmax(x)
+        tape, index = wanting(h), h._buffer.node.index
+        del h
+        MANAGER.release([index], (), OFFLOAD)
+        with (
+            tg.memory_budget(m.live_bytes + UNIT - 512),
+            pytest.raises(BudgetError, match=f"bringing back softmax needs {UNIT}"),
+        ):
+            tape()
+        assert tape() == pytest.approx(SIDE)
 
 
 def test_what_has_come_back_goes_again_once_the_walk_is_past_it(x: tg.Tensor) -> None:
