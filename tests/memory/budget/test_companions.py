@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from tapegrad.core import account
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.budget.companions import companions_of, wanted
-from tapegrad.memory.budget.recipes import Graph
+from tapegrad.memory.budget.recipes import Graph, Residuals
 
 SHAPE = (32, 32)
 RNG = np.random.default_rng(0)
@@ -128,6 +129,29 @@ def test_a_captured_tensor_is_a_constant_for_a_rule_in_forward_mode_as_in_revers
         assert tg.jvp(f, (X,), (V,))[1].item() == 0.0
     with pytest.warns(tg.errors.CapturedTensorWarning):
         assert not tg.grad(f)(X).numpy().any()
+
+
+@pytest.mark.parametrize("tapes", [1, 2, 3])
+@pytest.mark.parametrize("forward", [False, True])
+def test_companions_are_remembered_whoever_records_besides(tapes: int, forward: bool) -> None:
+    found: list[Any] = []
+
+    def slope(x: Any) -> Any:
+        with ExitStack() as stack:
+            for tape in [tg.GradientTape() for _ in range(tapes)]:
+                stack.enter_context(tape).watch(x)
+            h = tg.softmax(x)
+            y = tg.sum(tg.sin(h))
+            graph = MANAGER._present()
+            assert graph is not None
+            kept = graph.recipes[h._buffer.node.index].keeping()
+            assert kept is not None
+            found.append((type(MANAGER.keep((h._buffer,))) is Residuals, len(kept.companions or ())))
+        return tape.gradient(y, x)
+
+    with tg.memory_budget("1GiB"):
+        assert (tg.jvp(slope, (X,), (V,)) if forward else slope(X)) is not None
+    assert found == [(forward, int(forward))]
 
 
 def test_a_value_kept_before_its_companion_was_known_comes_back_with_it() -> None:

@@ -20,6 +20,7 @@ from tapegrad.errors import BudgetError
 from tapegrad.memory import policies
 from tapegrad.memory.budget import manager as manager_module
 from tapegrad.memory.budget.budget import MANAGER, watched, yielding
+from tapegrad.memory.budget.storages import Storages
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Offloads
 from tapegrad.memory.policies import RECOMPUTE
@@ -125,6 +126,81 @@ def test_what_was_in_somebodys_hands_is_looked_at_again_before_room_is_refused(
             hs.clear()
         assert MANAGER.relieve(UNIT) == (not held) and m.evictions == 3 - held and not MANAGER._passed
         assert len({tape() for tape in tapes}) == 1 and m.restored == m.evictions
+
+
+@pytest.mark.parametrize("count", [31, 32])
+def test_what_was_passed_over_is_looked_at_in_every_round_or_if_it_is_much_in_every_32nd(
+    count: int, x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, drop = [0], Storages.drop
+
+    def counted(*args: Any) -> bool:
+        looks[-1] += 1
+        return drop(*args)
+
+    monkeypatch.setattr(Storages, "drop", counted)
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        hs = [tg.softmax(x) for _ in range(count)]
+        tapes = [wanting(h) for h in (*hs, *(tg.softmax(x) for _ in range(34)))]
+        for _ in range(34):
+            assert MANAGER.relieve(UNIT)
+            looks.append(0)
+        assert m.evictions == 34 and len(tapes) == count + 34
+    often = count < 32
+    assert looks == [count + 1 if often or k in (1, 32) else 1 for k in range(1, 35)] + [0]
+
+
+def test_when_all_room_is_asked_for(x: tg.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what a policy offloads has to be seen, copies may keep some, or somebody makes room; not for each value."""
+    with tg.memory_budget("1MiB", policy=policies.save_everything):
+        assert LEDGER._limit == 1 << 20
+        with watched(lambda node, inputs: None):
+            assert LEDGER._limit == 1 << 20
+    with watched(lambda node, inputs: None):
+        assert LEDGER._limit == inf
+    with tg.memory.policy(policies.save_everything):
+        assert LEDGER._limit == -inf
+    assert LEDGER._limit == inf
+    monkeypatch.setattr(manager_module, "keeps_memory", lambda: True)
+    with tg.memory_budget("1MiB"):
+        assert LEDGER._limit == -inf
+    assert LEDGER._limit == inf
+
+
+def test_who_makes_room_is_alone_until_it_has_ended_however_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[float, bool]] = []
+
+    def state() -> None:
+        found.append((LEDGER._limit, MANAGER._asked))
+
+    def make_room(manager: Any, nbytes: int, names: Any) -> None:
+        state()
+
+    def take() -> None:
+        MANAGER.leave(object())  # as another budget that ends meanwhile
+        state()
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr(type(MANAGER), "_decide", fail)
+            MANAGER.leave(object())
+        state()
+        raise KeyError
+
+    def fail(*_: Any) -> None:
+        raise KeyError
+
+    with tg.memory_budget("1MiB"):
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr(type(MANAGER), "_make_room", make_room)
+            MANAGER._with_room(0, (), take)
+        assert found == [(-inf, True)] * 3
+        state()
+        MANAGER._asked = True
+        LEDGER.limit(-inf)
+        with monkeypatch.context() as patch, pytest.raises(KeyError):
+            patch.setattr(type(MANAGER), "_decide", fail)
+            MANAGER.leave(object())  # an interrupt, say
+        state()
+        assert found[3:] == [(1 << 20, False)] * 2
 
 
 def test_what_is_made_again_owns_its_recipe_until_the_recording_ends(x: tg.Tensor) -> None:

@@ -129,17 +129,16 @@ def test_what_two_threads_come_to_keep_at_once_is_kept_once(x: tg.Tensor, monkey
     """The other one has been faster."""
     with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
         h = tg.softmax(x)
-        recipe, graph, others = recipe_of(h), MANAGER._present(), list[Kept]()
+        others = list[Kept]()
 
         def beside(kind: Any) -> Any:
-            others.append(Kept(recipe, graph, h._buffer))
-            recipe.kept = weakref.ref(others[-1])
+            others.append(Kept(recipe_of(h), MANAGER._present(), h._buffer))
+            recipe_of(h).kept = weakref.ref(others[-1])
             return Kept.__new__(kind)
 
         monkeypatch.setattr(storages_module, "_new", beside)
-        assert MANAGER.keep((h._buffer,)) is others[0] is recipe.keeping() and len(others) == 1
+        assert MANAGER.keep((h._buffer,)) is others[0] is recipe_of(h).keeping() and len(others) == 1
         others.clear()
-        del recipe, graph
 
 
 @pytest.mark.parametrize(("columns", "evictions"), [(SIDE - 1, 1), (SIDE, 0), (2 * SIDE, 0)])
