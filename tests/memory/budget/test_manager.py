@@ -21,6 +21,8 @@ from tapegrad.memory import policies
 from tapegrad.memory.budget import manager as manager_module
 from tapegrad.memory.budget.budget import MANAGER, watched, yielding
 from tapegrad.memory.budget.storages import Storages
+from tapegrad.memory.ledger.figures import Measure
+from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Offloads
 from tapegrad.memory.policies import RECOMPUTE
@@ -263,13 +265,20 @@ def test_a_device_is_relieved_by_what_copies_have_kept_too(monkeypatch: pytest.M
         assert [MANAGER.relieve(n) for n in (UNIT, 1, 0)] == [False, True, True] and asked == [UNIT, 1, 0]
 
 
-def test_a_measurement_within_a_budget_tells_what_tapes_keep(x: tg.Tensor) -> None:
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_measurement_or_a_profile_within_a_budget_tells_what_tapes_keep(journal: bool, x: tg.Tensor) -> None:
     def kept() -> int:
-        with tg.measure(), tg.GradientTape() as tape:
-            tape.watch(x)
-            y = tg.sum(tg.softmax(tg.softmax(x)))
+        measure = Measure(detailed=not journal)
+        LEDGER.open(measure)
+        try:
+            LEDGER.write(Journal("none") if journal else None)
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = tg.sum(tg.softmax(tg.softmax(x)))
             found = LEDGER.by("category")["activation"]
-        assert tape.gradient(y, x) is not None
+            assert tape.gradient(y, x) is not None
+        finally:
+            LEDGER.close(measure)
         return found
 
     wanted = kept()

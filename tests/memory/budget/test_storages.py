@@ -87,21 +87,23 @@ def test_what_a_tape_of_an_earlier_recording_has_made_is_dropped_for_a_later_one
         assert later() == wanted and m.restored == 1 and tape.gradient(y, x) is not None
 
 
+@pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("most", [1, 3])
-def test_what_is_wanted_anew_is_looked_at_before_it_is_much(
-    most: int, x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
+def test_what_tapes_come_to_want_is_looked_at_before_it_is_much(
+    most: int, anew: bool, x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storages_module, "_MOST_NEW", most)
     with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
         h = tg.softmax(x)
-        first, waiting = wanting(h), []
+        tapes, waiting = [wanting(h)], []
         look()
         MANAGER._storages.register_new()
         for _ in range(4):
-            first = None
-            first = wanting(h)
+            if anew:
+                tapes.clear()
+            tapes.append(wanting(h if anew else tg.softmax(x)))
             waiting.append(len(MANAGER._storages._new))
-        assert waiting == [k % most for k in range(1, 5)] and first() == float(tg.sum(h))
+        assert waiting == [k % most for k in range(1, 5)] and tapes[-1]() == float(tg.sum(h))
 
 
 def test_what_was_dropped_while_somebody_took_it_in_hand_is_kept_as_it_is(x: tg.Tensor) -> None:
@@ -151,7 +153,7 @@ def test_data_that_takes_as_much_as_what_is_made_from_it_goes_in_its_place(colum
         del data
         tape, before = wanting(h), m.live_bytes
         del h
-        assert MANAGER.relieve(1) and m.live_bytes == before - gone
+        assert MANAGER._drop_one() and m.live_bytes == before - gone
         assert len(MANAGER._storages.candidates) == 0
         assert tape() == columns * UNIT / 8 and (m.evictions, m.restored) == (evictions, evictions)
 

@@ -23,3 +23,6 @@ def test_what_is_read_of_before_counts_beyond_what_may_be_read(read: int) -> Non
             room.has_read(nbytes * UNIT)
             taken += nbytes
             assert MANAGER.limit == limit - UNIT * max(0, taken - read)
+            assert room.taken == 0
+        room.has_read(1 << 40)
+        assert MANAGER.limit == 0
