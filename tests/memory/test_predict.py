@@ -381,6 +381,17 @@ def test_variables_made_inside(where: str) -> None:
     exact(f, tensor(512, 96), fits=0)
 
 
+def test_a_variable_made_inside_may_be_garbage_in_the_end_beside_one_made_just_before() -> None:
+    mine = tg.Variable(1.0)
+
+    def f(x: Any) -> Any:
+        box: list[Any] = [tg.Variable(x)]
+        box.append(box)
+        return box[0] * mine
+
+    assert tg.memory.predict_peak(f, tensor(8, 8), budgets=[], least=False).peak_bytes > 0
+
+
 def test_blocks_inside() -> None:
     """A function that measures itself, and one that keeps a budget of its own."""
     ws = variables(8, 64, 64)

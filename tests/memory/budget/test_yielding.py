@@ -7,6 +7,7 @@ import gc
 import pytest
 
 from tapegrad.memory.budget.budget import MANAGER, yielding
+from tapegrad.memory.ledger.ledger import LEDGER
 
 UNIT = 4096
 
@@ -19,6 +20,7 @@ def test_what_is_read_of_before_counts_beyond_what_may_be_read(read: int) -> Non
     assert room.taken == 0
     with room:
         limit, taken = MANAGER.limit, 0
+        assert limit == LEDGER.live_bytes + (20 - read) * UNIT
         for nbytes in (1, 3, 2, 1):
             room.has_read(nbytes * UNIT)
             taken += nbytes

@@ -79,7 +79,7 @@ ROW = {"do": "checkpoint", "kind": "layer", "name": "B", "file": "m.py", "line":
         ({"actions": [{**ROW, "line": True}]}, "line and ordinals"),
         ({"actions": [{**ROW, "ordinals": [0.0]}]}, "line and ordinals"),
         ({"actions": [{**ROW, "ordinals": "0"}]}, "line and ordinals"),
-        ({"actions": [{**ROW, "ordinals": [1 << 70]}]}, "line and ordinals"),
+        ({"actions": [{**ROW, "ordinals": [1 << 62]}]}, "line and ordinals"),
         ({"memory_budget": "4GiB"}, "'memory_budget'"),
         ({"memory_budget": 0}, "'memory_budget'"),
         ({"run": []}, "'run' does not have"),
