@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -390,6 +391,46 @@ def test_a_variable_made_inside_may_be_garbage_in_the_end_beside_one_made_just_b
         return box[0] * mine
 
     assert tg.memory.predict_peak(f, tensor(8, 8), budgets=[], least=False).peak_bytes > 0
+
+
+@pytest.mark.parametrize("least", [512, 4608, 5120, 100_352])
+@pytest.mark.parametrize("low", [0, 1, 512, 700, 4096])
+@pytest.mark.parametrize("told", [0, 1, 4000])
+def test_the_least_budget_is_found_whatever_errors_say_of_what_is_needed(least: int, low: int, told: int) -> None:
+    """A budget of the function's own may tell less than what was tried; what is needed in truth is told to the last."""
+    tried: list[int] = []
+
+    class Tried:
+        def once(self, limit: int) -> tuple[Any, int | None]:
+            tried.append(limit)
+            assert len(tried) < 500
+            return SimpleNamespace(peak_bytes=least), None if limit >= least else min(told, least)
+
+    low = min(low, least)
+    assert predict._least(Tried(), low, 100_352) == least  # type: ignore[arg-type]
+    assert all(max(low, 1) <= limit < 100_352 for limit in tried)
+    assert told or len(tried) <= 2 * (100_352 // 512).bit_length() + 200
+
+
+def test_a_prediction_is_a_table_of_lines() -> None:
+    points = (
+        predict.Point(4096, True, 2048, 3, 4, 5, 100.0, 0.25),
+        predict.Point(1024, False, 1000, 0, 0, 0, 0.0, 0.0, 1536),
+    )
+    captured = predict.Captured(8192, 6144, 0.125)
+    found = predict.Prediction(512, 10_240, 7, 8, 9.0, points, 2560, captured, predict.Captured(7168, None))
+    assert str(found).splitlines() == [
+        "without a budget: peak 10.0 KiB, of which 512 B before; 7 kernels",
+        "least budget: 2.5 KiB (2560 bytes)",
+        "captured: 8.0 KiB, least budget 6.0 KiB (6144 bytes, 12.5% more work)",
+        "      budget         peak  evictions  made again  extra work",
+        "     4.0 KiB      2.0 KiB          3           4      25.0%",
+        "     1.0 KiB too small: some operation needs 1.5 KiB",
+        "as a tg.function: 7.0 KiB",
+    ]
+    assert str(predict.Prediction(512, 10_240, 7, 8, 9.0, (), None)).count("\n") == 0
+    with pytest.raises(AssertionError, match="predict_peak alone"):
+        captured.pareto()
 
 
 def test_blocks_inside() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tapegrad.memory import plan as plan_module
 from tapegrad.memory import program_files
 from tapegrad.memory.plan import Action, PlanError, read_actions
 from tapegrad.profile import runs
@@ -163,3 +164,13 @@ def test_a_definition_is_in_its_file_and_in_what_that_is_a_copy_of(
         asked = [here, "lib/model.py", other, "/elsewhere/lib/model.py"]
         assert [action.is_in(name) for name in asked] == places, (file, relative)
     assert not Action("checkpoint", "function", "f", "<string>", 1, (0,)).is_in("/nowhere.py")
+
+
+def test_a_file_may_have_so_many_bytes_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text := '{"format": "tapegrad.plan", "version": 1, "actions": [], "memory_budget": 1}')
+    monkeypatch.setattr(plan_module, "MAX_BYTES", len(text))
+    assert plan_module.read_actions(path) == ([], 1)
+    monkeypatch.setattr(plan_module, "MAX_BYTES", len(text) - 1)
+    with pytest.raises(PlanError, match="larger than 0 MiB"):
+        plan_module.read_actions(path)
