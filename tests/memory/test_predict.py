@@ -437,8 +437,16 @@ def test_a_prediction_is_a_table_of_lines() -> None:
         "as a tg.function: 7.0 KiB",
     ]
     assert str(predict.Prediction(512, 10_240, 7, 8, 9.0, (), None)).count("\n") == 0
+    assert points[0].needed_bytes == captured.arena_bytes == 0
     with pytest.raises(AssertionError, match="predict_peak alone"):
         captured.pareto()
+
+
+@pytest.mark.parametrize("thing", [SimpleNamespace(shape=(2, 2)), SimpleNamespace(dtype="float32"), "text", None])
+def test_what_has_no_shape_or_no_dtype_is_given_to_the_function_as_it_is(thing: Any) -> None:
+    given: list[Any] = []
+    predict_peak(lambda x, thing: given.append(thing), tensor(4), thing, budgets=[], least=False)
+    assert given and all(one is thing for one in given)
 
 
 def test_blocks_inside() -> None:

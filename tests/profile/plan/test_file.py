@@ -111,6 +111,7 @@ def test_what_is_no_json_is_refused_in_one_line(tmp_path: Path, data: bytes) -> 
     with pytest.raises(PlanError, match="not a plan") as caught:
         load(path)
     assert "\n" not in str(caught.value)
+    assert data != b"{" or "(Expecting property name" in str(caught.value)
 
 
 def test_a_run_is_told_from_a_plan(tmp_path: Path) -> None:
