@@ -50,7 +50,7 @@ def wanting(h: Any) -> Any:
 def look() -> None:
     """See what tapes keep, as where room is needed."""
     with tg.memory_budget("1GiB"):
-        pass
+        MANAGER._storages.register_new()
 
 
 @pytest.mark.parametrize("looked", [False, True])
@@ -97,7 +97,6 @@ def test_what_tapes_come_to_want_is_looked_at_before_it_is_much(
         h = tg.softmax(x)
         tapes, waiting = [wanting(h)], []
         look()
-        MANAGER._storages.register_new()
         for _ in range(4):
             if anew:
                 tapes.clear()
@@ -428,3 +427,24 @@ def test_what_has_got_bytes_of_its_own_stays_where_what_it_was_made_from_is_rele
         assert source.value() is None and source.keeping().sources == (recipe_of(other).keeping(),)
         assert kept.buffer is h._buffer and kept.sources == () and len(tapes) == 3
         del kept, source
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_bytes_that_a_pending_value_has_got_are_held_by_what_is_to_be_made_from_it(
+    wanted: bool, x: tg.Tensor, lazy: None
+) -> None:
+    """Whether a tape wants that value, too."""
+    with tg.memory_budget("1GiB") as m, tg.GradientTape(watch_accessed_variables=False):
+        a = tg.softmax(x)
+        b = a * 2.0
+        c = tg.exp(b)
+        tapes = [wanting(c), wanting(b)][: 1 + wanted]
+        look()
+        indices = [h._buffer.node.index for h in (b, c)]
+        assert recipe_of(a).storage.holders == set(indices[1 - wanted :])
+        b.numpy()
+        assert recipe_of(b).storage.holders == set(indices[1 - wanted :]) and c._buffer.array is None
+        del a, b, c
+        before = m.live_bytes
+        assert MANAGER.relieve(UNIT) and (m.live_bytes, m.evictions) == (before - UNIT, 1)
+        assert tapes[0]() == pytest.approx(float(tg.sum(tg.exp(tg.softmax(x) * 2.0))))
