@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -393,11 +393,19 @@ def test_a_variable_made_inside_may_be_garbage_in_the_end_beside_one_made_just_b
     assert tg.memory.predict_peak(f, tensor(8, 8), budgets=[], least=False).peak_bytes > 0
 
 
-def test_bytes_of_a_variable_that_f_has_written_to_are_those_of_a_variable_again() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_bytes_of_a_variable_that_f_has_written_to_are_those_of_a_variable_again(fails: bool) -> None:
     v, other = tg.Variable(np.ones((64, 64))), tg.Variable(np.ones((8, 8)))
+
+    def f(x: Any) -> None:
+        v.assign(x * other[:1, :1])
+        if fails:
+            raise KeyError
+
     with tg.measure():
         before = dict(tg.memory.LEDGER.by("category"))
-        predict_peak(lambda x: v.assign(x * other[:1, :1]), tensor(64, 64), budgets=[], least=False)
+        with pytest.raises(KeyError) if fails else nullcontext():
+            predict_peak(f, tensor(64, 64), budgets=[], least=False)
         assert dict(tg.memory.LEDGER.by("category")) == before and v.numpy().all()
 
 
