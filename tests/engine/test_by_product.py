@@ -142,13 +142,15 @@ def test_a_budget_makes_both_again_at_once(toy: Toy) -> None:
         del y
         graph = MANAGER._present()
         assert graph is not None
-        for kept in [*graph.kept()]:
-            if kept.recipe.node.prim in (toy.sum, toy.scaled):
-                kept.buffer = None
-        del kept
+        dropped = [k for k in graph.kept() if k.recipe.node.prim in (toy.sum, toy.scaled)]
+        recipes = [k.recipe for k in dropped]
+        for kept in dropped:
+            kept.buffer = None
+        del kept, dropped
         wanted = gradient(lambda x: toy(x) ** 2, x)
         toy.done.clear()
         assert tape.gradient(z, x).numpy().tolist() == wanted.tolist()
+        assert [recipe.times for recipe in recipes] == [1, 1]
     assert toy.done == ["both"]
     assert budget.restored == 2
 

@@ -156,7 +156,25 @@ def test_a_budget_that_what_is_alive_exceeds_is_not_entered(x: tg.Tensor) -> Non
         pytest.fail("entered")
     assert caught.value.needed_bytes == base
     with tg.memory_budget(base):
-        pass
+        with pytest.raises(BudgetError):
+            MANAGER.enter(base - 1, None, object())
+        assert MANAGER.limit == base, "no other thread is ever kept within a limit that was not entered"
+
+
+def test_a_budget_begins_like_the_first_one(x: tg.Tensor) -> None:
+    """What it drops depends on nothing that ran before; one inside another goes on from there."""
+
+    def state() -> tuple[int, int]:
+        return MANAGER._rounds, len(MANAGER._storages.candidates._rows)
+
+    for _ in range(2):
+        with tg.memory_budget(live() + 8 * UNIT) as m:
+            assert state() == (0, 0)
+            gradient(x)
+            rounds, rows = state()
+            assert rounds >= m.evictions > 0 and rows > 0
+            with tg.memory_budget("1GiB"):
+                assert state() == (rounds, rows)
 
 
 @pytest.mark.parametrize("later", [None, 6, 100])
@@ -355,6 +373,26 @@ def test_the_error_names_the_operation_and_who_holds_the_bytes(x: tg.Tensor) -> 
     assert needed == limit + UNIT and f"{needed} bytes" in message and "softmax" in message
     assert "Live:" in message and re.search(r"user \d", message) and f"{__file__}:{line}" in message
     assert isinstance(caught.value, MemoryError)
+
+
+def test_the_error_tells_what_tapes_want_of_what_the_user_holds(x: tg.Tensor) -> None:
+    def refused() -> str:
+        held, other = [], tg.stop_gradient(x)
+        try:
+            with tg.memory_budget(live() + 4 * UNIT), tg.GradientTape() as tape:
+                tape.watch(x)
+                held += [tg.softmax(x), tg.softmax(x)]
+                while True:
+                    held.append(tg.softmax(other))
+        except BudgetError as e:
+            return str(e)
+
+    assert "activation 4.0 KiB" in refused()
+
+
+def test_a_value_comes_back_early_where_twice_its_bytes_are_left_besides() -> None:
+    with tg.memory_budget(live() + 3 * UNIT):
+        assert [MANAGER._has_room(n) for n in (0, UNIT, UNIT + 1)] == [True, True, False]
 
 
 @pytest.mark.parametrize(("nbytes", "named"), [(4096, True), (3584, False)])

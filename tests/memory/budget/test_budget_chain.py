@@ -302,7 +302,11 @@ def test_what_pends_is_asked_of_only_where_somebody_else_holds_it_too() -> None:
     for recipe, k in zip(recipes, kept, strict=True):
         recipe.kept = weakref.ref(k)
     held = pending.pop()
+    user = Buffer(None, Node(LEAF, NO_PARAMS, aval), (line.buffers[0],))
+    assert asked_of([*recipes, Recipe(user.node, (line.recipes[0],), user)]) == [pending[0], held, user]
+    kept[1].buffer = None  # it was dropped just when somebody took it in hand
     assert asked_of(recipes) == [pending[0], held]
+    kept[1].buffer = held
     pending.clear()
     assert asked_of([line.recipes[0], *recipes]) == [held]
     del held

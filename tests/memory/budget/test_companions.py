@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from checks import c64, no_garbage
+from checks import bits_equal, c64, no_garbage
 
 import tapegrad as tg
 from tapegrad.autodiff.companions import Pusher
@@ -16,7 +17,8 @@ from tapegrad.core import account
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.budget.companions import companions_of, wanted
-from tapegrad.memory.budget.recipes import Graph
+from tapegrad.memory.budget.recipes import Graph, Residuals
+from tapegrad.memory.policies import RECOMPUTE
 
 SHAPE = (32, 32)
 RNG = np.random.default_rng(0)
@@ -128,6 +130,52 @@ def test_a_captured_tensor_is_a_constant_for_a_rule_in_forward_mode_as_in_revers
         assert tg.jvp(f, (X,), (V,))[1].item() == 0.0
     with pytest.warns(tg.errors.CapturedTensorWarning):
         assert not tg.grad(f)(X).numpy().any()
+
+
+@pytest.mark.parametrize("tapes", [1, 2, 3])
+@pytest.mark.parametrize("forward", [False, True])
+def test_companions_are_remembered_whoever_records_besides(tapes: int, forward: bool) -> None:
+    found: list[Any] = []
+
+    def slope(x: Any) -> Any:
+        with ExitStack() as stack:
+            for tape in [tg.GradientTape() for _ in range(tapes)]:
+                stack.enter_context(tape).watch(x)
+            h = tg.softmax(x)
+            y = tg.sum(tg.sin(h))
+            graph = MANAGER._present()
+            assert graph is not None
+            kept = graph.recipes[h._buffer.node.index].keeping()
+            assert kept is not None
+            found.append((len(kept.companions or ()), type(MANAGER.keep((h._buffer,))) is Residuals))
+        return tape.gradient(y, x)
+
+    with tg.memory_budget("1GiB"):
+        assert (tg.jvp(slope, (X,), (V,)) if forward else slope(X)) is not None
+    assert found == [(int(forward), forward)]
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_what_came_back_because_another_value_is_made_from_it_gets_its_companion_when_it_is_read(two: bool) -> None:
+    def slope(drops: bool) -> Callable[[Any], Any]:
+        def of(x: Any) -> Any:
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                a = tg.softmax(x)
+                b = tg.softmax(x * 2.0) if two else a
+                c = tg.softmax(a * b if two else a)
+                y, indices = tg.sum(tg.sin(c)), [t._buffer.node.index for t in (a, b, c)]
+                del a, b, c
+            if drops:
+                MANAGER.release(indices, (), RECOMPUTE)
+            return tape.gradient(y, x)
+
+        return of
+
+    wanted = tg.jvp(slope(False), (X,), (V,))
+    with tg.memory_budget("1GiB") as m:
+        found = tg.jvp(slope(True), (X,), (V,))
+        assert bits_equal(found, wanted) and m.restored > 0
 
 
 def test_a_value_kept_before_its_companion_was_known_comes_back_with_it() -> None:

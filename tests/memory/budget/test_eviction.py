@@ -147,6 +147,7 @@ def test_what_is_no_candidate_is_passed_over_in_vain() -> None:
     model.candidates.clear()
     assert len(model.candidates) == 0 and model.best(10) is None
     assert all(recipe.storage.row == -1 for recipe in model.storages)
+    assert (Storage().row, Storage().spared) == (-1, 0)
     model.add(1)
     assert model.best(10) == 1
 

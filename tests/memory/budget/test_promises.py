@@ -23,6 +23,7 @@ from tapegrad.engine.evaluate import fill
 from tapegrad.engine.executor import Executor
 from tapegrad.engine.make import Application, Function
 from tapegrad.errors import BudgetError
+from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.ledger.ledger import LEDGER
 
 SIDE = 16
@@ -271,6 +272,24 @@ def test_room_for_all_that_a_kernel_writes_is_promised_before_it_runs(monkeypatc
         assert sum(found) == 2 * x.nbytes and m.peak_bytes == base + 2 * x.nbytes
     with pytest.raises(BudgetError, match="memory_budget: exp needs"), tg.memory_budget(base + 2 * x.nbytes):
         tg.exp(x * 2.0).numpy()
+
+
+def test_what_is_larger_than_was_promised_needs_the_rest_alone() -> None:
+    gc.collect()
+    with tg.measure() as m:
+        base = m.live_bytes
+    aval = c64(np.ones((SIDE, SIDE)))._buffer.node.aval
+
+    def larger(units: int) -> Any:
+        return MANAGER.in_room((aval,), ("mine",), lambda: c64(np.ones((units, SIDE, SIDE))))
+
+    with tg.memory_budget(base + 3 * UNIT) as m:
+        for units in (1, 2, 3):
+            made = larger(units)
+            assert m.live_bytes == base + units * UNIT
+            del made
+        with pytest.raises(BudgetError, match=f"a new array needs {3 * UNIT} bytes more, but {base + UNIT} of"):
+            larger(4)
 
 
 def test_room_is_reserved_in_one_place_alone() -> None:

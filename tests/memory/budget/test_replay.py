@@ -14,6 +14,7 @@ from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget import storages as storages_module
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.budget.storages import Storages
+from tapegrad.memory.ledger.phase import HERE, during
 from tapegrad.memory.policies import RECOMPUTE
 
 SIDE = 16
@@ -110,6 +111,29 @@ def test_a_value_tells_how_often_it_was_made_again() -> None:
             MANAGER.release([index], (), RECOMPUTE)
             tape.gradient(y, x)
     assert times == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("within", [0, 1, 2])
+def test_what_is_made_again_is_a_rerun_wherever_it_is_made(within: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkpoint's rerun, say; and what runs on afterwards is what it was."""
+    x, made, found = c64(np.ones((SIDE, SIDE))), replay_module._made, []
+
+    def noted(recipe: Any, inputs: Any) -> Any:
+        found.append((HERE.reruns > within, HERE.restoring > within, HERE.special))
+        return made(recipe, inputs)
+
+    def run() -> None:
+        with tg.memory_budget("1GiB"), tg.GradientTape() as tape:
+            tape.watch(x)
+            h = tg.softmax(x)
+            y, index = tg.sum(h * h), h._buffer.node.index
+            del h
+            MANAGER.release([index], (), RECOMPUTE)
+            assert tape.gradient(y, x) is not None and (HERE.reruns, HERE.restoring) == (within, within)
+
+    monkeypatch.setattr(replay_module, "_made", noted)
+    during(run, reruns=within, restoring=within)
+    assert found == [(True, True, True)]
 
 
 @pytest.mark.parametrize("most", [1, 3])

@@ -13,6 +13,7 @@ from checks import bits_equal, no_garbage, values
 
 import tapegrad as tg
 from tapegrad.memory import policies
+from tapegrad.memory.ledger.phase import during
 from tapegrad.memory.offload import offload, tiers
 from tapegrad.memory.policies import offload_names
 from tapegrad.ops.interop.names import name
@@ -502,6 +503,38 @@ def test_what_is_being_fetched_gives_no_way() -> None:
         assert np.all(found[0].array == 3.0)
         found.clear()
         assert m.live_bytes == base
+
+
+@pytest.mark.parametrize("reruns", [0, 1])
+def test_what_was_on_its_way_is_counted_as_what_asks_for_it_makes(reruns: int) -> None:
+    slot = Slow()
+    slot.go_on.release()
+    with tg.memory_budget("1GiB"):
+        moved = coming(slot)
+        buffer = during(moved.fetch, moved.node, reruns=reruns)
+        found = tg.memory.LEDGER.by("category")
+        assert found.get("rematerialized", 0) == reruns * BYTES and buffer.array is not None
+
+
+@pytest.mark.parametrize(("kept", "freed", "made"), [(0, 0, False), (100, 0, False), (100, 1, True), (100, 100, True)])
+@pytest.mark.parametrize("nbytes", [99, 100, 101])
+def test_room_is_made_by_what_copies_let_go_of(
+    kept: int, freed: int, made: bool, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without waiting for more than is needed; all is let go of that is done where that is not enough."""
+
+    class Tier:
+        kept_bytes, asked = kept, list[Any]()
+
+        def reclaim(self, nbytes: int | None = None) -> int:
+            self.asked.append(nbytes)
+            self.kept_bytes -= freed
+            return freed
+
+    tier = Tier()
+    monkeypatch.setattr(offload, "_used", [tier])
+    assert offload.Offloads().give_way(nbytes) == made
+    assert tier.asked == ([] if not kept else [nbytes if nbytes <= kept else None])
 
 
 def test_what_gives_way_is_fetched_anew() -> None:

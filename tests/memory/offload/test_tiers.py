@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
+import tempfile
 import threading
 import warnings
 
@@ -239,13 +241,20 @@ def test_a_full_disk(disk, tmp_path):
     assert disk.put(filled(np.ones((1000, 1000)))).get().sum() == 1e6, "it is taken up once there is room"
 
 
-def test_the_error_of_a_full_disk_names_it(disk, monkeypatch):
-    def full(*args):
+@pytest.mark.parametrize("given", [False, True])
+def test_the_error_of_a_full_disk_names_it(given, tmp_path, monkeypatch):
+    def full(*args, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    where = str(tmp_path) if given else tempfile.gettempdir()
+    disk = tiers.Disk(tmp_path if given else None)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(OffloadError, match="No space left on device; 0 bytes are taken there"):
+    text = re.escape(f"in {where!r}: No space left on device; 0 bytes are taken there")
+    with pytest.raises(OffloadError, match=text):
         disk.put(filled(np.ones(10)))
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(OffloadError, match=re.escape(f"in {where!r} to offload to: No space")):
+        disk.put(filled(np.ones(10_000)))
 
 
 def test_without_fallocate(disk, monkeypatch):
@@ -254,6 +263,18 @@ def test_without_fallocate(disk, monkeypatch):
     slots = [disk.put(filled(x)), disk.put(filled(x[::-1]))]
     same_bits(slots[0].get(), x)
     same_bits(slots[1].get(), x[::-1])
+
+
+def test_a_file_grows_from_where_it_ends_by_one_large_place_or_many_small_ones(disk, monkeypatch):
+    slots = [disk.put(filled(np.zeros(n, "uint8"))) for n in (3 << 20, 1 << 20, 512 << 10, 1)]
+    grown = {file.size: file.end // file.size for file in disk._files.values()}
+    assert [grown[size] for size in sorted(grown)] == [(1 << 20) // min(grown), 2, 1, 1] and len(slots) == 4
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for start, size, end in ((0, 1, 1), (1, 99, 100), (100, 3 << 20, (3 << 20) + 100), (200, 100, (3 << 20) + 100)):
+            file.seek(7)
+            tiers._extend(file, start, size)
+            assert os.fstat(file.fileno()).st_size == end
 
 
 def test_directories_that_do_not_serve(tmp_path):

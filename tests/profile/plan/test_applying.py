@@ -16,6 +16,7 @@ import tapegrad as tg
 from tapegrad import nn
 from tapegrad.core import account
 from tapegrad.memory import plan
+from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.ledger.frames import Call
 from tapegrad.memory.plan import Action, PlanError, apply_plan, use_plan
 from tapegrad.memory.program_files import own_name, relative_name
@@ -484,3 +485,25 @@ def test_calls_that_are_over_are_forgotten_now_and_then_and_all_are_met_all_the_
         again, bits = trained(model(), X, steps)
         assert known() - before < 2 * steps  # each step makes 5 of layers alone
     assert again == [2 * DENSE] * steps and bits == plain
+
+
+def test_a_call_that_makes_many_is_one_though_those_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only tapes want of it goes when it is over, and not before."""
+    monkeypatch.setattr(plan, "_MOST_CALLS", 20)
+    released: list[int] = []
+    monkeypatch.setattr(type(MANAGER), "release", lambda manager, nodes, read, answer: released.append(len(nodes)))
+
+    def g(u: tg.Tensor) -> tg.Tensor:
+        return tg.softmax(u)
+
+    def f(u: tg.Tensor) -> tg.Tensor:
+        for _ in range(50):
+            u = g(u)
+        return u
+
+    with apply_plan([dataclasses.replace(second_of(f), ordinals=(0, 1))]), tg.GradientTape() as tape:
+        tape.watch(X)
+        for _ in range(2):
+            y = f(X)
+            tg.softmax(X)  # the program has left the call
+    assert released == [50, 50] and y is not None
