@@ -102,6 +102,17 @@ def test_states_that_pass_through_are_shared_or_captured() -> None:
     agrees(lambda s: tg.concat([s[1:] * 2.0, w])[:2], x, 6, [x, w], snapshots=2)  # slices
 
 
+@pytest.mark.parametrize("schedule", ["revolve", "sqrt"])
+def test_what_is_used_without_a_derivative_is_connected(schedule: str) -> None:
+    """As under recompute_grad."""
+    x, c, v = c64([1.0, -2.0]), c64([3.0, -4.0]), var64([0.5, 0.25])
+    step = lambda s: s * tg.astype(c > 0.0, "float64") * tg.astype(v > 0.0, "float64")
+    with tg.GradientTape() as tape:
+        tape.watch([x, c])
+        y = checkpointed_loop(step, x, 5, snapshots=2, schedule=schedule)
+    same(tape.gradient(y, [x, c, v]), [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+
+
 def test_a_step_may_want_its_number() -> None:
     x, data = c64(0.3), [c64(0.1 * i) for i in range(9)]
     told = []
@@ -321,6 +332,19 @@ def test_one_pass_serves_a_whole_jacobian() -> None:
     assert bits_equal(tape.jacobian(y, [x, w]), tape.jacobian(plain, [x, w])) and step.take() == 25
     assert bits_equal(tape.gradient(y, [x, w]), tape.gradient(plain, [x, w])) and step.take() == 25  # from the start
     assert bits_equal(tape.gradient(y, w), tape.gradient(plain, w)) and step.take() == 25
+
+
+def test_a_tape_that_follows_nothing_of_the_loop_does_not_have_it_run_as_a_whole() -> None:
+    x, other = c64([0.3, 0.6]), c64([1.0])
+    step = Counted(lambda s: tg.sin(s) * 1.5)
+    for watched, runs in ((other, extra_steps(9, 2) + 9), (x, 9 + 9)):
+        with tg.GradientTape() as outer:
+            outer.watch(watched)
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = checkpointed_loop(step, x, 9, snapshots=2)
+            tape.gradient(y, x)
+        assert step.take() == runs
 
 
 def test_loops_in_loops_and_in_recompute_grad() -> None:

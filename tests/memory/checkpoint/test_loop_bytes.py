@@ -64,6 +64,21 @@ def test_where_the_schedule_records_one_step_at_a_time_nobody_asks_what_the_reco
             tg.checkpointed_loop(tg.sin, x, 8, bytes=1)
 
 
+def test_what_the_steps_that_are_tried_draw_is_drawn_again() -> None:
+    x, factors = c64([0.5, 1.0]), list[float]()
+
+    def step(s: Any) -> Any:
+        factors.append(np.random.rand())
+        return s * factors[-1]
+
+    np.random.seed(3)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        tg.checkpointed_loop(step, x, 8, bytes="1MiB")
+    np.random.seed(3)
+    assert len(factors) > 8 and factors[-8:] == np.random.rand(8).tolist()
+
+
 @pytest.mark.parametrize("schedule", ["mixed", "sqrt"])
 def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
     """Of a lazy step a tape keeps the state that it was given: that is seen once the next state is there."""

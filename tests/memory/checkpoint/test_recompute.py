@@ -52,6 +52,18 @@ def test_arguments_keywords_captures_and_variables(size: int) -> None:
     agrees(functools.partial(f, a), [a, b, c, v], q=[b], k=c, rest={"r": c})
 
 
+def test_a_slice_of_an_argument_takes_no_bytes_of_its_own() -> None:
+    x = c64(np.ones(BIG))
+    with tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        live = m.live_bytes
+        half = tg.recompute_grad(lambda q: q[: BIG // 2])(x)
+        assert (m.live_bytes, m.peak_bytes) == (live, live)
+        whole = tg.recompute_grad(lambda q: tg.reshape(tg.sin(q), (2, -1)))(x)
+        assert m.live_bytes == m.peak_bytes == live + 8 * BIG // 512 * 512 + 512
+    del half, whole
+
+
 def test_variables_in_every_role() -> None:
     v, frozen, x = var64(3.0), var64(5.0, trainable=False), c64(2.0)
     agrees(lambda q, w: q * w * w * v, [x, v], x, v)  # argument and captured

@@ -502,6 +502,17 @@ def test_drift_is_relative_however_small_the_values_are() -> None:
     assert 0 < drifts[0] == drifts[1] < 1e-15
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_the_bound_is_the_root_of_the_machine_epsilon(dtype: str) -> None:
+    x, scale = [tg.ones(3, dtype=dtype), tg.ones(3, dtype=dtype)], [1.0]
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = reversible(lambda q: q * scale[0], tg.sin)(*x)
+    scale[0] = 2.0
+    with pytest.raises(errors.ReversibleError, match=f"past the tolerance {np.finfo(dtype).eps ** 0.5:.2g}: "):
+        tape.gradient(y, x)
+
+
 def test_past_its_bound_drift_is_an_error() -> None:
     Net(50, np.float32, 0.5).gradients(True)
     Net(50, np.float64, 2.0).gradients(True)
