@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -20,7 +21,9 @@ import tapegrad as tg
 from tapegrad import errors, nest
 from tapegrad.device.numerics import bits
 from tapegrad.memory.budget.budget import memory_budget
-from tapegrad.memory.checkpoint.loop import checkpointed_loop
+from tapegrad.memory.checkpoint.loop import Loop, checkpointed_loop
+from tapegrad.memory.checkpoint.loop_forward import Walk
+from tapegrad.memory.checkpoint.snapshot import Position
 from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.schedules.mixed import total_steps
 from tapegrad.memory.schedules.revolve import extra_steps, revolve
@@ -111,6 +114,20 @@ def test_what_is_used_without_a_derivative_is_connected(schedule: str) -> None:
         tape.watch([x, c])
         y = checkpointed_loop(step, x, 5, snapshots=2, schedule=schedule)
     same(tape.gradient(y, [x, c, v]), [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+
+
+def test_sums_are_made_in_the_order_of_the_plain_loop() -> None:
+    """What comes from after the loop first."""
+    rng = np.random.default_rng(4)
+    x, c, v = c64(rng.normal(size=40)), c64(rng.normal(size=40)), var64(rng.normal(size=40))
+    step = lambda s: tg.sin(s * v) + s * c
+    found = []
+    for loop in (plain_loop, checkpointed_loop):
+        with tg.GradientTape() as tape:
+            tape.watch([x, c])
+            loss = tg.sum(loop(step, x, 5) * v * c * x)
+        found.append(tape.gradient(loss, [x, c, v]))
+    assert bits_equal(*found)
 
 
 def test_a_step_may_want_its_number() -> None:
@@ -631,6 +648,16 @@ def test_a_budget_too_small_for_several_records_says_what_makes_one_at_a_time(sc
     assert bits_equal([gradient(limit, snapshots=2)], [gradient(2**40, snapshots=2)])
 
 
+@pytest.mark.parametrize(("recorded", "says"), [
+    (0, "the record of one step beside stored states: 0; no number of snapshots fits: let each step keep less"),
+    (1, 'the records of 2 steps beside stored states: 0; write schedule="revolve", which records one step at a time'),
+])  # fmt: skip
+def test_what_is_lacking_is_said_of_as_many_records_as_there_are(recorded: int, says: str) -> None:
+    walk = Walk(Position())
+    walk.taped = dict.fromkeys(range(recorded))  # type: ignore[assignment]
+    assert says in Loop(tg.sin, "loop", 3)._lacks(walk, 512)
+
+
 def test_a_budget_too_small_for_second_derivatives_says_that_the_loop_runs_as_a_whole() -> None:
     x = c64(np.ones(20_000))
     with memory_budget(alive() + 6 * x.size * 8), tg.GradientTape() as outer:
@@ -710,7 +737,8 @@ def test_a_state_that_changes_its_form_is_refused(step: Callable, says: str, tap
 def test_numbers_and_arrays_in_a_state_may_become_tensors() -> None:
     x = c64([1.0, 2.0, 3.0])
     state = {"n": 0, "sum": 0.0, "x": np.ones(3)}
-    agrees(lambda s: {"n": s["n"] + 1, "sum": s["sum"] + tg.sum(x), "x": s["x"] * x}, state, 5, [x], snapshots=2)
+    for n in (1, 5):
+        agrees(lambda s: {"n": s["n"] + 1, "sum": s["sum"] + tg.sum(x), "x": s["x"] * x}, state, n, [x], snapshots=2)
 
 
 def test_a_value_that_reaches_a_later_step_unseen_is_an_error() -> None:
@@ -728,18 +756,30 @@ def test_a_value_that_reaches_a_later_step_unseen_is_an_error() -> None:
 
 def test_a_rerun_that_differs_is_an_error() -> None:
     x, c, d = c64([1.0, 2.0]), c64(2.0), c64(3.0)
-    for first, then, says in (
-        (lambda s: s * 2.0, lambda s: (s * 2.0, s), "the rerun of step"),
-        (lambda s: s * 2.0, lambda s: s[:1] * 2.0, "the rerun of step"),
-        (lambda s: s * c, lambda s: s * d, "other watched tensors"),
+    for (first, then, says), n in itertools.product(
+        (
+            (lambda s: s * 2.0, lambda s: (s * 2.0, s), "the rerun of step 0 returned"),
+            (lambda s: s * 2.0, lambda s: s[:1] * 2.0, "the rerun of step 0 returned"),
+            (lambda s: s * c, lambda s: s * d, "other watched tensors"),
+        ),
+        (2, 3),  # the rerun of the first step is recorded, or not
     ):
         now = [first]
         with tg.GradientTape() as tape:
             tape.watch([x, c, d])
-            y = checkpointed_loop(lambda s, now=now: now[0](s), x, 3, snapshots=1)
+            y = checkpointed_loop(lambda s, now=now: now[0](s), x, n, snapshots=1)
         now[0] = then
         with pytest.raises(errors.RecomputeError, match=says):
             tape.gradient(y, x)
+
+
+def test_a_schedule_of_ones_own_may_record_a_step_long_before_it_is_reversed() -> None:
+    x = c64([0.5, 1.0])
+    early = [Restore(0), Advance(0, 1), Tape(1), Advance(2, 3), Tape(3), Reverse(3)]
+    late = [Restore(0), Advance(0, 2), Tape(2), Reverse(2), Reverse(1), Restore(0), Drop(0), Tape(0), Reverse(0)]
+    mine = [Store(0), Advance(0, 4), Tape(4), Reverse(4), *early, *late]
+    agrees(tg.sin, x, 5, [x], schedule=lambda n: mine)
+    agrees(tg.function(tg.sin), x, 5, [x], schedule=lambda n: mine)
 
 
 def test_a_schedule_of_ones_own_on_disk() -> None:

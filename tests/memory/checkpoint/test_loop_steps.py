@@ -138,6 +138,19 @@ def test_a_captured_step_is_reversed_without_a_record_but_for_the_first_and_the_
     assert pulled == [True] * 4 if kind == "plain" else not any(pulled)
 
 
+def test_steps_that_are_replayed_in_a_row_have_their_numbers() -> None:
+    """Twice: the second gradient begins with the first step, and comes up to the last one in a row."""
+    x, f = c64([0.5, 1.0]), lambda s, i: tg.sin(s) * (i + 1.0)
+    step = tg.function(f)
+    found = []
+    for each in (f, step, step, step):
+        with tg.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = checkpointed_loop(each, x, 9, snapshots=2)
+        found.append([values(y), *(values(tape.gradient(y, x)) for _ in range(2))])
+    assert step.stats.replays > 40 and all(bits_equal(one, found[0]) for one in found)
+
+
 def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_one_by_one() -> None:
     """The form of each state, what was read of variables, and what was drawn from the host's generators."""
     x, captured = c64([0.5, 1.0]), tg.function(lambda s: tg.sin(s) * 0.5)

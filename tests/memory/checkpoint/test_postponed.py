@@ -60,6 +60,20 @@ def test_products_of_a_rerun(name: str, n: int) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("f", "made"), [(lambda h, w, v: tg.softmax(h @ w) @ v, 1), (lambda h, w, v: tg.softmax(h @ w) + h, 2)]
+)
+def test_what_a_rule_will_read_is_made_in_the_rerun(f: Callable, made: int) -> None:
+    """There it counts as made again, not as a part of the walk."""
+    h, w, v, _ = matrices(160)
+    with tg.GradientTape() as tape:
+        tape.watch(h)
+        y = tg.sum(tg.recompute_grad(f)(h, w, v))
+    with tg.measure() as m:
+        tape.gradient(y, h)
+    assert m.peak_by_category["rematerialized"] == made * h.nbytes
+
+
 def test_where_another_tape_records_nothing_waits() -> None:
     h, w, v, _ = matrices(6)
     with tg.GradientTape(), tg.GradientTape() as tape:
