@@ -21,6 +21,7 @@ import tapegrad as tg
 from tapegrad import errors, nest
 from tapegrad.device.numerics import bits
 from tapegrad.memory.budget.budget import memory_budget
+from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.loop import Loop, checkpointed_loop
 from tapegrad.memory.checkpoint.loop_forward import Walk
 from tapegrad.memory.checkpoint.snapshot import Position
@@ -430,6 +431,36 @@ def test_the_ledger_sees_so_many_states_and_one_tape(n: int, c: int) -> None:
     assert peak(checkpointed_loop, snapshots=1, disk=c) <= 5 * state + one
 
 
+def test_states_on_disk_take_no_memory_also_when_they_have_been_read() -> None:
+    x = c64(np.linspace(0.1, 1.0, 4096))
+    found = []
+    for options in ({"snapshots": 3}, {"snapshots": 1, "disk": 2}, {"snapshots": 1, "disk": 5}) * 2:
+        with tg.measure() as m, tg.GradientTape() as tape:
+            live = m.live_bytes
+            tape.watch(x)
+            y = checkpointed_loop(lambda s: tg.sin(s) * 1.5, x, 12, **options)
+            kept = m.live_bytes - live
+            tape.gradient(y, x)
+        found.append((kept, m.peak_bytes - live))
+    in_memory, few, many = found[3:]  # constants are there by then
+    assert few == many == tuple(nbytes - x.nbytes for nbytes in in_memory)
+
+
+def test_an_output_that_is_stacked_later_has_been_computed() -> None:
+    """It would keep the state before it alive."""
+    x, outputs = c64(np.linspace(0.1, 1.0, 20_000)), list[Any]()
+
+    def step(s: Any) -> Any:
+        assert all(y._buffer.array is not None for y in outputs)
+        outputs.append(tg.exp(s) * 2.0)
+        return tg.sin(s), outputs[-1]
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        checkpointed_loop(step, x, 4, snapshots=2, outputs=True)
+    assert len(outputs) == 4
+
+
 def test_a_memory_budget_around_it_costs_nothing() -> None:
     x, w = c64(np.linspace(0, 1, 20_000)), var64(np.ones(20_000))
 
@@ -584,6 +615,28 @@ def test_a_budget_drops_the_state_that_costs_the_fewest_steps() -> None:
             pass
         tape.gradient(y, x)
     assert step.take() == extra_steps(10, 3) + 10 + 3
+
+
+@pytest.mark.parametrize(("first", "more"), [([Tape(0), Tape(1)], 2), ([Store(0), Tape(0), Advance(1, 2)], 2),
+                                             ([Tape(0), Store(1), Tape(1)], 1)])  # fmt: skip
+def test_a_state_that_was_dropped_is_made_again_from_the_last_one_that_is_there(first: list, more: int) -> None:
+    """Also where that is what the loop began with."""
+    x, step = c64([0.5, 1.0]), Counted(lambda s: tg.sin(s) * 1.5)
+    middle = [Store(2), Advance(2, 3), Tape(3), Reverse(3), Restore(2), Drop(2), Tape(2), Reverse(2)]
+    if Store(0) in first:
+        last = [Restore(0), Drop(0), Advance(0, 1), Tape(1), Reverse(1), Reverse(0)]
+    else:
+        last = [*([Drop(1)] if Store(1) in first else []), Reverse(1), Reverse(0)]
+    plain = by_tape(plain_loop, step.f, x, 4, [x])[1]
+    for drops in (False, True):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpointed_loop(step, x, 4, schedule=lambda n: [*first, *middle, *last])
+        for snapshot in [s for s in MANAGER.last_resorts if s._step == 2 and drops]:
+            snapshot.drop()
+        step.take()
+        assert bits_equal(tape.gradient(y, x), plain[0])
+        assert step.take() == (1 if Store(0) not in first else 3) + more * drops
 
 
 def test_inside_a_budget_any_schedule_takes_as_little_as_one_state() -> None:

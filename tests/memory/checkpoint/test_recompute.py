@@ -81,6 +81,7 @@ def test_variables_in_every_role() -> None:
     agrees(lambda q, w: q * w * w * v, [x, v], x, v)  # argument and captured
     agrees(lambda q, *, w: q * w * w, [x, v], x, w=v)
     agrees(lambda q: (q * 2.0, v), [x, v], x)  # returned
+    agrees(lambda q, w: q * 2.0, [x], x, v)  # an argument that is not read
     with tg.GradientTape() as tape:
         tape.watch(frozen)
         y = tg.recompute_grad(lambda q: q * frozen * frozen)(x)
