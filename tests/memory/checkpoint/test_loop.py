@@ -24,7 +24,8 @@ from tapegrad.memory.budget.budget import memory_budget
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.loop import Loop, checkpointed_loop
 from tapegrad.memory.checkpoint.loop_forward import Walk
-from tapegrad.memory.checkpoint.snapshot import Position
+from tapegrad.memory.checkpoint.snapshot import Position, Snapshot
+from tapegrad.memory.offload.tiers import Disk
 from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.schedules.mixed import total_steps
 from tapegrad.memory.schedules.revolve import extra_steps, revolve
@@ -637,6 +638,32 @@ def test_a_state_that_was_dropped_is_made_again_from_the_last_one_that_is_there(
         step.take()
         assert bits_equal(tape.gradient(y, x), plain[0])
         assert step.take() == (1 if Store(0) not in first else 3) + more * drops
+
+
+@pytest.mark.parametrize("size", [64, 0])
+def test_the_price_of_a_stored_state_is_steps_from_the_one_before_for_each_of_its_bytes(size: int) -> None:
+    """Which may have been dropped, too: what the loop began with is there in any case."""
+    x, v, walk = c64(np.ones(size)), var64(np.ones(size)), Walk(Position())
+    here = Position((x, 1), {v._cell: v._cell.get()})
+    walk.kept = {step: Snapshot(step, here, None, walk) for step in (4, 7)}
+    price = lambda step: walk.kept[step].price() * max(x.nbytes + v.nbytes, 1)
+    kept = lambda step: [b.node.aval.shape for b in (*walk.kept[step].buffers(), *walk.kept[step].contents())]
+    assert (price(4), price(7)) == (4, 3) and kept(4) == [(size,), (size,)]
+    walk.kept[4].drop()
+    assert price(7) == 7 and kept(4) == [] and walk.kept[4].dropped and not walk.kept[7].dropped
+
+
+@pytest.mark.parametrize(("size", "moved"), [(63, 0), (64, 2)])
+def test_what_is_worth_a_file_is_moved_to_disk_once(size: int, moved: int) -> None:
+    x, v = c64(np.ones(size)), var64(np.ones(size))
+    here = Position([x, x, tg.Tensor(v._cell.get()), 3], {v._cell: v._cell.get()})
+    kept = Snapshot(4, here, Disk(), Walk(Position()))
+    assert len(kept.moved()) == moved and not kept.droppable
+    assert len(kept.buffers()) == (0 if moved else 3) and len(kept.contents()) == (0 if moved else 1)
+    back = kept.position()
+    assert back is not None and back.state[3] == 3
+    assert [t._buffer.node.index for t in back.state[:3]] == [t._buffer.node.index for t in here.state[:3]]
+    assert back.cells[v._cell].node is v._cell.get().node and same(back.state[:3], values(here.state[:3])) is None
 
 
 def test_inside_a_budget_any_schedule_takes_as_little_as_one_state() -> None:

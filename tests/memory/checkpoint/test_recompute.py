@@ -8,6 +8,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,32 @@ def test_a_slice_of_an_argument_takes_no_bytes_of_its_own() -> None:
         whole = tg.recompute_grad(lambda q: tg.reshape(tg.sin(q), (2, -1)))(x)
         assert m.live_bytes == m.peak_bytes == live + 8 * BIG // 512 * 512 + 512
     del half, whole
+
+
+def test_what_no_tape_keeps_is_computed_and_is_the_functions_own() -> None:
+    """But for an argument that is returned as it is."""
+    x, made = c64(np.ones(BIG)), list[Any]()
+    f = tg.recompute_grad(lambda q: (q, made.append(tg.sin(q) * 2.0) or made[-1]))
+    for recorded in (False, True):
+        with tg.GradientTape() if recorded else nullcontext():
+            y = f(x)
+        assert y[0] is not x and y[1] is made[-1] and (y[1]._buffer.array is not None) == recorded
+
+
+@pytest.mark.parametrize("wrap", [
+    tg.recompute_grad, functools.partial(tg.recompute_grad, policy=tg.policies.save_nothing),
+    lambda f: lambda q: tg.checkpointed_loop(f, q, 4, snapshots=2), lambda f: lambda q: tg.reversible(f, f)(q, q)[1],
+], ids=["recompute", "policy", "loop", "reversible"])  # fmt: skip
+def test_what_a_function_captures_is_kept_by_nobody_else(wrap: Callable) -> None:
+    x = c64(np.ones(512))
+    with tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        captured = [x * 2.0]
+        y = wrap(lambda q: q + captured[0])(x)
+        before = m.live_bytes
+        captured.clear()
+        assert m.live_bytes == before - x.nbytes
+        del y
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(slice(BIG // 2), 0.5), (slice(None, None, 2), 1.0)])
