@@ -146,17 +146,16 @@ def test_a_profile_changes_nothing_and_is_made_once_per_shape(x: tg.Tensor) -> N
 
 PROFILES = {
     512: {
-        "sin": (2, 5, 1, 1, 0, 1), "times": (3, 6, 1, 1, 0, 0), "three": (7, 14, 1, 2, 0, 1),
-        "wide": (9 + 8 / 4096, 12 + 8 / 4096, 1, 1 + 512 / 4096, 3 - 512 / 4096, 3),
+        "sin": (2, 5, 1, 1, 0, 1), "times": (3, 6, 1, 1, 0, 0), "three": (7, 14, 1, 2, 0, 1), "wide": (9, 15, 1, 3, 1, 1),
         "pair": (2, 10 + 8 / 4096, 1, 1, 0, 1),
     },
     20_480: {
-        "sin": (2, 3, 1, 1, 0, 0), "times": (3, 5, 1, 1, 0, 0), "three": (3, 5, 1, 1, 0, 0),
-        "wide": (9 + 8 / 163_840, 12 + 8 / 163_840, 1, 1, 3, 3), "pair": (2, 4 + 8 / 163_840, 1, 1, 0, 0),
+        "sin": (2, 3, 1, 1, 0, 0), "times": (3, 5, 1, 1, 0, 0), "three": (3, 5, 1, 1, 0, 0), "wide": (9, 13, 1, 3, 1, 1),
+        "pair": (2, 4 + 8 / 163_840, 1, 1, 0, 0),
     },
 }  # fmt: skip
 """By elements: what each function moves, forward and backward, keeps as its output and by its tape, and takes besides
-in both, in arrays of that size (a number moves 8 bytes, and takes 512).  Large ones are made in one pass.
+in both, in arrays of that size (a number is 8 bytes).  Large ones are made in one pass.
 """
 
 
@@ -165,9 +164,11 @@ def test_what_a_profile_finds_of_each_function(size: int) -> None:
     x, w = c64(np.linspace(0.1, 1.0, size)), var64(np.linspace(0.1, 1.0, size))
     functions = {
         "sin": tg.sin, "times": lambda q: q * w, "three": lambda q: tg.exp(tg.sin(q)) * w,
-        "wide": lambda q: tg.cumsum(tg.concat([q, q]))[:size] * 2.0, "pair": lambda q: (q, tg.tanh(q), 2.0),
+        "wide": lambda q: tg.sin(tg.cumsum(tg.concat([q, q]))[:size]), "pair": lambda q: (q, tg.tanh(q), 2.0),
     }  # fmt: skip
-    stages, gradients = checkpoint_sequential(functions.values(), budget="1GiB")._profile(x, list(functions))
+    sequence = checkpoint_sequential(functions.values(), budget="1GiB")
+    sequence._profile(x, list(functions))  # constants are there by then
+    stages, gradients = sequence._profile(x, list(functions))
     found = {
         s.name: tuple(
             n / x.nbytes for n in (s.forward, s.backward, s.out, s.taped, s.forward_overhead, s.backward_overhead)
