@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import bits_equal, c64, values, var64
+from peers import Peers, of_all
 
 import tapegrad as tg
 from tapegrad.errors import RecomputeError, StructureError
@@ -170,6 +171,15 @@ def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_o
             call = tape._records[-1].call  # type: ignore[union-attr]
         found.append([len(noted) for noted in (call._forms, call._marks, call._draws._hashes)])
     assert max(rows) > 2 and found == [[10, 9, 10]] * 3
+
+
+def test_what_all_processes_have_made_may_depend_on_what_another_one_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is followed from then on, though nothing is watched here."""
+    everyone, x = of_all(Peers(1), monkeypatch), c64([1.0, 2.0])
+    with tg.GradientTape() as tape:
+        checkpointed_loop(lambda s: (tg.sin(s[0]), everyone(s[0]) + s[1]), (x, x * 2.0), 4, snapshots=2)
+        call = tape._records[-1].call  # type: ignore[union-attr]
+    assert [form.tracked for form in call._forms] == [[False, False], *[[False, True]] * 4]
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "sqrt"}, {"schedule": "mixed"}, {"outputs": True}], ids=str)
