@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import random
 import threading
 import weakref
@@ -73,6 +74,25 @@ def test_what_no_tape_keeps_is_computed_and_is_the_functions_own() -> None:
         with tg.GradientTape() if recorded else nullcontext():
             y = f(x)
         assert y[0] is not x and y[1] is made[-1] and (y[1]._buffer.array is not None) == recorded
+
+
+@pytest.mark.parametrize("check", [None, "values"])
+def test_what_is_computed_to_be_compared_is_foreseen(check: str | None) -> None:
+    x = c64(np.linspace(0.1, 1.0, BIG))
+    f = tg.recompute_grad(lambda q: (tg.sin(q) * 2.0, tg.exp(q) + 1.0, tg.cos(q)), check=check)
+
+    def gradient() -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(f(x)[0])
+        return tape.gradient(y, x)
+
+    gradient()  # constants are there by then
+    gc.collect()
+    foreseen = tg.memory.predict_peak(gradient, budgets=[], least=False)
+    with tg.measure() as m:
+        gradient()
+    assert foreseen.peak_bytes == m.peak_bytes
 
 
 @pytest.mark.parametrize("wrap", [
