@@ -212,6 +212,7 @@ class RerunTrace(Trace):
                 reached.update(n.index for n in record.followed)
                 if type(record) is Applied:
                     wanted.append(record)
+        wanted.reverse()
         catch_up(b for record in wanted for b in record.there())
 
     def resume(self, number: int, count: int, index: int | None) -> None:
