@@ -361,6 +361,20 @@ def test_a_policy_is_asked_once_about_a_value_that_waits(x) -> None:
     assert told.count("tanh") == 1
 
 
+def test_a_policy_is_asked_of_what_has_bytes_alone() -> None:
+    """Of a chain in one pass the last value has."""
+    told: list[str] = []
+
+    def policy(value: policies.Value) -> policies.Answer:
+        told.append(value.primitive)
+        return policies.SAVE
+
+    x = tg.asarray(np.linspace(0.0, 1.0, 20_000))
+    with tg.GradientTape():
+        tg.recompute_grad(lambda q: tg.cumsum(tg.exp(tg.sin(q)) * 2.0), policy=policy)(x)
+    assert told[-1] == "cumulative_sum" and not {"sin", "exp"} & set(told)
+
+
 # Errors --------------------------------------------------------------------------------------------------------------
 
 

@@ -180,8 +180,7 @@ class _Probe(Trace):
     def differentiate(self, f: Callable[..., Any], state: Any) -> None:
         """Run ``f(state)`` and pull ones back."""
         y = self.during(f, state)
-        tensors = [x for x in _tensors(y) if isinstance(x, Tensor)]
-        fill([x._buffer for x in tensors])
+        tensors = [x for x in _tensors(y) if isinstance(x, Tensor)]  # computed: a call's results are
         cts = {x._buffer.node.index: x * 0 + 1 for x in tensors if is_inexact(x.dtype)}
         fill([ct._buffer for ct in cts.values()])
         del y, tensors

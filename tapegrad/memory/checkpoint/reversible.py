@@ -101,7 +101,7 @@ class Reversible:
         room, steps = SAMPLE, [slice(None)] * a.ndim
         for done, axis in enumerate(sorted(range(a.ndim), key=a.shape.__getitem__)):
             count = max(1, min(a.shape[axis], round(room ** (1 / (a.ndim - done)))))
-            room = max(1, room // count)
+            room //= count
             steps[axis] = slice(None, None, -(-a.shape[axis] // count) or 1)
         part = unrecorded(a.__getitem__, tuple(steps))
         array = array_of(part._buffer)

@@ -117,8 +117,8 @@ class Snapshot:
     def position(self) -> Position | None:
         """The place, read from disk if it is there; None: dropped."""
         here = self._position
-        if here is None or not self._slots:
-            return None if here is None else here.copied()
+        if here is None:
+            return None
         buffers: dict[int, Buffer] = {}
 
         def get(x: Any) -> Any:

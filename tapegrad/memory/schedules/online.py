@@ -10,6 +10,7 @@ states is reversed by ``revolve`` with the places that are free by then.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from math import inf
 
 from tapegrad.errors import RecomputeError
@@ -100,4 +101,4 @@ def online(n: int, c: int) -> Iterator[Action]:
 
 def ideal_states(longest: int) -> int:
     """How many stored states make a loop of up to ``longest`` steps optimal whenever it ends."""
-    return next(c for c in range(1, longest + 2) if (c + 1) * (c + 2) // 2 >= longest)
+    return next(c for c in count(1) if (c + 1) * (c + 2) // 2 >= longest)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from math import gcd, inf
 from operator import add
 
@@ -164,18 +164,15 @@ class _Table:
         best = self.cost(s, t, m)
         if m >= self.tape_need(s, t) and best == self._taped_now(s, t, m):
             return s
-        for cut in range(s + 1, t + 1):
-            late, early = self.cost(cut, t, m - self.out[cut]), self.cost(s, cut - 1, m)
-            if m >= self._need(s, cut, t) and best == late + early + (self._sums[cut] - self._sums[s]):
-                return cut
-        raise AssertionError("a cost comes from one of the two ways")
+        # One of these ways it is, and the first of them: to run up to a later stage takes no fewer units.
+        totals = (
+            (cut, self.cost(cut, t, m - self.out[cut]) + self.cost(s, cut - 1, m) + (self._sums[cut] - self._sums[s]))
+            for cut in count(s + 1)
+        )
+        return next(cut for cut, total in totals if total == best)
 
     def _taped_now(self, s: int, t: int, m: int) -> float:
         return (self.cost(s + 1, t, m - self.taped[s]) if s < t else 0.0) + self._time[s]
-
-    def _need(self, s: int, cut: int, t: int) -> int:
-        """Units to run from ``s`` up to ``cut``, the gradient of the end at hand."""
-        return self.out[t + 1] + max(self.run_need(s, k) for k in range(s, cut))
 
     def _row(self, s: int, t: int, size: int) -> list[float]:
         need, taped = min(self.tape_need(s, t), size), self.taped[s]
@@ -187,6 +184,6 @@ class _Table:
             if least >= size:
                 break
             kept, time = self.out[cut], self._sums[cut] - self._sums[s]
-            both = map(add, self._rows[cut, t][least - kept : size - kept], self._rows[s, cut - 1][least:])
+            both = map(add, self._rows[cut, t][least - kept :], self._rows[s, cut - 1][least:])
             best[least:] = map(min, best[least:], [x + time for x in both])
         return best

@@ -18,7 +18,7 @@ def even_starts(n: int, segments: int | None = None) -> list[int]:
 
     ``segments``: the square root of ``n``, rounded, unless given.  Raises RecomputeError for ``segments < 1``.
     """
-    k = max(1, isqrt(4 * n + 1) + 1 >> 1) if segments is None else segments
+    k = isqrt(4 * n + 1) + 1 >> 1 if segments is None else segments
     if k < 1:
         raise RecomputeError(f"a chain is cut into at least one segment, not {k}")
     k = min(k, max(n, 1))

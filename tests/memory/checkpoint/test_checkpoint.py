@@ -104,6 +104,62 @@ def test_another_thread_that_draws_in_a_rerun_is_an_error_and_streams_are_set_ba
     assert bits.moved(before, bits.host_state()) == ()
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_step_that_is_rerun_while_another_thread_draws_is_named(host: str) -> None:
+    """Whichever it is, recorded or not."""
+    draw, runs = HOSTS[host], list[int]()
+
+    def gradient_of(disturbed: int) -> None:
+        def step(x: tg.Tensor, i: int) -> tg.Tensor:
+            runs.append(i)
+            factor = draw()
+            if len(runs) == disturbed:
+                elsewhere(draw)
+            return x * factor
+
+        runs.clear()
+        x = tg.asarray(np.ones(N))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.checkpointed_loop(step, x, 6, snapshots=2)
+        tape.gradient(y, x)
+
+    gradient_of(0)
+    steps = list(runs)
+    assert len(steps) > 9
+    for run in range(7, len(steps) + 1):
+        with pytest.raises(RecomputeError, match=f"(?i)the rerun of step {steps[run - 1]} did not draw from {host}"):
+            gradient_of(run)
+
+
+def test_what_another_thread_draws_while_steps_are_replayed_in_a_row_is_an_error() -> None:
+    """The first run has drawn, too: the loop's condition did."""
+    captured, x, rows = tg.function(lambda s: tg.sin(s) * 0.5), tg.asarray(np.ones(N)), list[int]()
+    in_a_row = captured.in_a_row
+
+    def disturbed(*args: Any) -> Any:
+        done, state = in_a_row(*args)
+        if done:
+            rows.append(done)
+            elsewhere(np.random.rand)
+        return done, state
+
+    def run() -> None:
+        left = iter(range(9))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.checkpointed_loop(
+                captured, x, while_=lambda s: np.random.rand() < 2 and next(left, None) is not None, snapshots=1
+            )
+        tape.gradient(y, x)
+
+    run(), run()
+    captured.in_a_row = disturbed  # type: ignore[method-assign]
+    with pytest.raises(RecomputeError, match=r"the rerun of step 6 did not draw from NumPy"):
+        run()
+    assert rows == [7]
+
+
 @ways
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_same_numbers_where_nobody_else_draws(way: Callable, host: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import re
 from collections.abc import Callable
@@ -20,7 +21,11 @@ import tapegrad as tg
 from tapegrad import errors, nest
 from tapegrad.device.numerics import bits
 from tapegrad.memory.budget.budget import memory_budget
-from tapegrad.memory.checkpoint.loop import checkpointed_loop
+from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.checkpoint.loop import Loop, checkpointed_loop
+from tapegrad.memory.checkpoint.loop_forward import Walk
+from tapegrad.memory.checkpoint.snapshot import Position, Snapshot
+from tapegrad.memory.offload.tiers import Disk
 from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, Store, Tape
 from tapegrad.memory.schedules.mixed import total_steps
 from tapegrad.memory.schedules.revolve import extra_steps, revolve
@@ -100,6 +105,31 @@ def test_states_that_pass_through_are_shared_or_captured() -> None:
     agrees(lambda s: w * 2.0, x, 5, [x, w], snapshots=2)  # the state is not even used
     agrees(lambda s: s, x, 5, [x], snapshots=2)
     agrees(lambda s: tg.concat([s[1:] * 2.0, w])[:2], x, 6, [x, w], snapshots=2)  # slices
+
+
+@pytest.mark.parametrize("schedule", ["revolve", "sqrt"])
+def test_what_is_used_without_a_derivative_is_connected(schedule: str) -> None:
+    """As under recompute_grad."""
+    x, c, v = c64([1.0, -2.0]), c64([3.0, -4.0]), var64([0.5, 0.25])
+    step = lambda s: s * tg.astype(c > 0.0, "float64") * tg.astype(v > 0.0, "float64")
+    with tg.GradientTape() as tape:
+        tape.watch([x, c])
+        y = checkpointed_loop(step, x, 5, snapshots=2, schedule=schedule)
+    same(tape.gradient(y, [x, c, v]), [[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+
+
+def test_sums_are_made_in_the_order_of_the_plain_loop() -> None:
+    """What comes from after the loop first."""
+    rng = np.random.default_rng(4)
+    x, c, v = c64(rng.normal(size=40)), c64(rng.normal(size=40)), var64(rng.normal(size=40))
+    step = lambda s: tg.sin(s * v) + s * c
+    found = []
+    for loop in (plain_loop, checkpointed_loop):
+        with tg.GradientTape() as tape:
+            tape.watch([x, c])
+            loss = tg.sum(loop(step, x, 5) * v * c * x)
+        found.append(tape.gradient(loss, [x, c, v]))
+    assert bits_equal(*found)
 
 
 def test_a_step_may_want_its_number() -> None:
@@ -323,6 +353,19 @@ def test_one_pass_serves_a_whole_jacobian() -> None:
     assert bits_equal(tape.gradient(y, w), tape.gradient(plain, w)) and step.take() == 25
 
 
+def test_a_tape_that_follows_nothing_of_the_loop_does_not_have_it_run_as_a_whole() -> None:
+    x, other = c64([0.3, 0.6]), c64([1.0])
+    step = Counted(lambda s: tg.sin(s) * 1.5)
+    for watched, runs in ((other, extra_steps(9, 2) + 9), (x, 9 + 9)):
+        with tg.GradientTape() as outer:
+            outer.watch(watched)
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = checkpointed_loop(step, x, 9, snapshots=2)
+            tape.gradient(y, x)
+        assert step.take() == runs
+
+
 def test_loops_in_loops_and_in_recompute_grad() -> None:
     x, w = c64([0.3, 0.6]), var64([0.5, 1.1])
 
@@ -387,6 +430,36 @@ def test_the_ledger_sees_so_many_states_and_one_tape(n: int, c: int) -> None:
     room = (c - 1) * state + one + 4 * state
     assert peak(checkpointed_loop, snapshots=c) <= room < peak(plain_loop)
     assert peak(checkpointed_loop, snapshots=1, disk=c) <= 5 * state + one
+
+
+def test_states_on_disk_take_no_memory_also_when_they_have_been_read() -> None:
+    x = c64(np.linspace(0.1, 1.0, 4096))
+    found = []
+    for options in ({"snapshots": 3}, {"snapshots": 1, "disk": 2}, {"snapshots": 1, "disk": 5}) * 2:
+        with tg.measure() as m, tg.GradientTape() as tape:
+            live = m.live_bytes
+            tape.watch(x)
+            y = checkpointed_loop(lambda s: tg.sin(s) * 1.5, x, 12, **options)
+            kept = m.live_bytes - live
+            tape.gradient(y, x)
+        found.append((kept, m.peak_bytes - live))
+    in_memory, few, many = found[3:]  # constants are there by then
+    assert few == many == tuple(nbytes - x.nbytes for nbytes in in_memory)
+
+
+def test_an_output_that_is_stacked_later_has_been_computed() -> None:
+    """It would keep the state before it alive."""
+    x, outputs = c64(np.linspace(0.1, 1.0, 20_000)), list[Any]()
+
+    def step(s: Any) -> Any:
+        assert all(y._buffer.array is not None for y in outputs)
+        outputs.append(tg.exp(s) * 2.0)
+        return tg.sin(s), outputs[-1]
+
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        checkpointed_loop(step, x, 4, snapshots=2, outputs=True)
+    assert len(outputs) == 4
 
 
 def test_a_memory_budget_around_it_costs_nothing() -> None:
@@ -545,6 +618,54 @@ def test_a_budget_drops_the_state_that_costs_the_fewest_steps() -> None:
     assert step.take() == extra_steps(10, 3) + 10 + 3
 
 
+@pytest.mark.parametrize(("first", "more"), [([Tape(0), Tape(1)], 2), ([Store(0), Tape(0), Advance(1, 2)], 2),
+                                             ([Tape(0), Store(1), Tape(1)], 1)])  # fmt: skip
+def test_a_state_that_was_dropped_is_made_again_from_the_last_one_that_is_there(first: list, more: int) -> None:
+    """Also where that is what the loop began with."""
+    x, step = c64([0.5, 1.0]), Counted(lambda s: tg.sin(s) * 1.5)
+    middle = [Store(2), Advance(2, 3), Tape(3), Reverse(3), Restore(2), Drop(2), Tape(2), Reverse(2)]
+    if Store(0) in first:
+        last = [Restore(0), Drop(0), Advance(0, 1), Tape(1), Reverse(1), Reverse(0)]
+    else:
+        last = [*([Drop(1)] if Store(1) in first else []), Reverse(1), Reverse(0)]
+    plain = by_tape(plain_loop, step.f, x, 4, [x])[1]
+    for drops in (False, True):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = checkpointed_loop(step, x, 4, schedule=lambda n: [*first, *middle, *last])
+        for snapshot in [s for s in MANAGER.last_resorts if s._step == 2 and drops]:
+            snapshot.drop()
+        step.take()
+        assert bits_equal(tape.gradient(y, x), plain[0])
+        assert step.take() == (1 if Store(0) not in first else 3) + more * drops
+
+
+@pytest.mark.parametrize("size", [64, 0])
+def test_the_price_of_a_stored_state_is_steps_from_the_one_before_for_each_of_its_bytes(size: int) -> None:
+    """Which may have been dropped, too: what the loop began with is there in any case."""
+    x, v, walk = c64(np.ones(size)), var64(np.ones(size)), Walk(Position())
+    here = Position((x, 1), {v._cell: v._cell.get()})
+    walk.kept = {step: Snapshot(step, here, None, walk) for step in (4, 7)}
+    price = lambda step: walk.kept[step].price() * max(x.nbytes + v.nbytes, 1)
+    kept = lambda step: [b.node.aval.shape for b in (*walk.kept[step].buffers(), *walk.kept[step].contents())]
+    assert (price(4), price(7)) == (4, 3) and kept(4) == [(size,), (size,)]
+    walk.kept[4].drop()
+    assert price(7) == 7 and kept(4) == [] and walk.kept[4].dropped and not walk.kept[7].dropped
+
+
+@pytest.mark.parametrize(("size", "moved"), [(63, 0), (64, 2)])
+def test_what_is_worth_a_file_is_moved_to_disk_once(size: int, moved: int) -> None:
+    x, v = c64(np.ones(size)), var64(np.ones(size))
+    here = Position([x, x, tg.Tensor(v._cell.get()), 3], {v._cell: v._cell.get()})
+    kept = Snapshot(4, here, Disk(), Walk(Position()))
+    assert len(kept.moved()) == moved and not kept.droppable
+    assert len(kept.buffers()) == (0 if moved else 3) and len(kept.contents()) == (0 if moved else 1)
+    back = kept.position()
+    assert back is not None and back.state[3] == 3
+    assert [t._buffer.node.index for t in back.state[:3]] == [t._buffer.node.index for t in here.state[:3]]
+    assert back.cells[v._cell].node is v._cell.get().node and same(back.state[:3], values(here.state[:3])) is None
+
+
 def test_inside_a_budget_any_schedule_takes_as_little_as_one_state() -> None:
     plain, taken = wave_gradient(20, snapshots=1)
     limit = alive() + taken + 3 * 48 * 48 * 8  # the arguments, which are there before
@@ -605,6 +726,16 @@ def test_a_budget_too_small_for_several_records_says_what_makes_one_at_a_time(sc
     ):
         gradient(limit, schedule=schedule, snapshots=2 if schedule == "sqrt" else 9)
     assert bits_equal([gradient(limit, snapshots=2)], [gradient(2**40, snapshots=2)])
+
+
+@pytest.mark.parametrize(("recorded", "says"), [
+    (0, "the record of one step beside stored states: 0; no number of snapshots fits: let each step keep less"),
+    (1, 'the records of 2 steps beside stored states: 0; write schedule="revolve", which records one step at a time'),
+])  # fmt: skip
+def test_what_is_lacking_is_said_of_as_many_records_as_there_are(recorded: int, says: str) -> None:
+    walk = Walk(Position())
+    walk.taped = dict.fromkeys(range(recorded))  # type: ignore[assignment]
+    assert says in Loop(tg.sin, "loop", 3)._lacks(walk, 512)
 
 
 def test_a_budget_too_small_for_second_derivatives_says_that_the_loop_runs_as_a_whole() -> None:
@@ -686,7 +817,8 @@ def test_a_state_that_changes_its_form_is_refused(step: Callable, says: str, tap
 def test_numbers_and_arrays_in_a_state_may_become_tensors() -> None:
     x = c64([1.0, 2.0, 3.0])
     state = {"n": 0, "sum": 0.0, "x": np.ones(3)}
-    agrees(lambda s: {"n": s["n"] + 1, "sum": s["sum"] + tg.sum(x), "x": s["x"] * x}, state, 5, [x], snapshots=2)
+    for n in (1, 5):
+        agrees(lambda s: {"n": s["n"] + 1, "sum": s["sum"] + tg.sum(x), "x": s["x"] * x}, state, n, [x], snapshots=2)
 
 
 def test_a_value_that_reaches_a_later_step_unseen_is_an_error() -> None:
@@ -704,18 +836,30 @@ def test_a_value_that_reaches_a_later_step_unseen_is_an_error() -> None:
 
 def test_a_rerun_that_differs_is_an_error() -> None:
     x, c, d = c64([1.0, 2.0]), c64(2.0), c64(3.0)
-    for first, then, says in (
-        (lambda s: s * 2.0, lambda s: (s * 2.0, s), "the rerun of step"),
-        (lambda s: s * 2.0, lambda s: s[:1] * 2.0, "the rerun of step"),
-        (lambda s: s * c, lambda s: s * d, "other watched tensors"),
+    for (first, then, says), n in itertools.product(
+        (
+            (lambda s: s * 2.0, lambda s: (s * 2.0, s), "the rerun of step 0 returned"),
+            (lambda s: s * 2.0, lambda s: s[:1] * 2.0, "the rerun of step 0 returned"),
+            (lambda s: s * c, lambda s: s * d, "other watched tensors"),
+        ),
+        (2, 3),  # the rerun of the first step is recorded, or not
     ):
         now = [first]
         with tg.GradientTape() as tape:
             tape.watch([x, c, d])
-            y = checkpointed_loop(lambda s, now=now: now[0](s), x, 3, snapshots=1)
+            y = checkpointed_loop(lambda s, now=now: now[0](s), x, n, snapshots=1)
         now[0] = then
         with pytest.raises(errors.RecomputeError, match=says):
             tape.gradient(y, x)
+
+
+def test_a_schedule_of_ones_own_may_record_a_step_long_before_it_is_reversed() -> None:
+    x = c64([0.5, 1.0])
+    early = [Restore(0), Advance(0, 1), Tape(1), Advance(2, 3), Tape(3), Reverse(3)]
+    late = [Restore(0), Advance(0, 2), Tape(2), Reverse(2), Reverse(1), Restore(0), Drop(0), Tape(0), Reverse(0)]
+    mine = [Store(0), Advance(0, 4), Tape(4), Reverse(4), *early, *late]
+    agrees(tg.sin, x, 5, [x], schedule=lambda n: mine)
+    agrees(tg.function(tg.sin), x, 5, [x], schedule=lambda n: mine)
 
 
 def test_a_schedule_of_ones_own_on_disk() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
-from checks import Counted, c64
+from checks import Counted, c64, var64
 from peers import Peers, of_all
 
 import tapegrad as tg
@@ -46,6 +47,7 @@ def test_states_fit_while_there_is_room_and_steps() -> None:
         5,
     ]
     assert _fit(NEEDS, 1060, None, None) == (3, 1000)
+    assert _fit(NEEDS, 9999, None, 1) == (1, 1000)
     assert _fit(Needs(1000, 100, 0, 7), 1003, None, None) == (4, 1000), (
         "as many as there are bytes, where none is taken"
     )
@@ -64,6 +66,42 @@ def test_where_the_schedule_records_one_step_at_a_time_nobody_asks_what_the_reco
             tg.checkpointed_loop(tg.sin, x, 8, bytes=1)
 
 
+def test_what_the_steps_that_are_tried_draw_is_drawn_again() -> None:
+    x, factors = c64([0.5, 1.0]), list[float]()
+
+    def step(s: Any) -> Any:
+        factors.append(np.random.rand())
+        return s * factors[-1]
+
+    np.random.seed(3)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        tg.checkpointed_loop(step, x, 8, bytes="1MiB")
+    np.random.seed(3)
+    assert len(factors) > 8 and factors[-8:] == np.random.rand(8).tolist()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_while_steps_are_tried(collects: bool) -> None:
+    """It would be taken for bytes that the loop gives back."""
+    x, found, before = c64([0.5, 1.0]), list[bool](), gc.isenabled()
+
+    def step(s: Any) -> Any:
+        found.append(gc.isenabled())
+        return tg.sin(s)
+
+    try:
+        (gc.enable if collects else gc.disable)()
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            tg.checkpointed_loop(step, x, 5, bytes="1MiB")
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+    tried = len(found) - 5
+    assert tried > 3 and found == [False] * tried + [collects] * 5
+
+
 @pytest.mark.parametrize("schedule", ["mixed", "sqrt"])
 def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
     """Of a lazy step a tape keeps the state that it was given: that is seen once the next state is there."""
@@ -72,6 +110,41 @@ def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
         tape.watch(x)
         with pytest.raises(RecomputeError, match=r"One state takes (\d+) bytes, the record of one step \1;"):
             tg.checkpointed_loop(lambda s: tg.tanh(tg.sin(s) * s), x, 8, bytes=1, schedule=schedule)
+
+
+def needs_of(step: Any, x: Any) -> Needs:
+    """What a loop of ``step`` needs from ``x`` on, under a tape that watches that."""
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        return _needs_of(Loop(step, "loop", 8), x, list(thread.recorders), False)[0]
+
+
+def test_a_state_that_has_not_been_computed_is_there_before_the_loop() -> None:
+    x = c64(np.linspace(0.1, 1.0, 20_480))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        pending = x * 2.0
+        found = _needs_of(Loop(tg.sin, "loop", 8), pending, list(thread.recorders), False)[0]
+    assert found == needs_of(tg.sin, x) and found.held == x.nbytes
+
+
+def test_a_variable_takes_the_bytes_of_its_gradient_where_that_is_asked_for() -> None:
+    x = c64(np.linspace(0.1, 1.0, 512))
+    constant, frozen, trained = (
+        needs_of(lambda s, w=beside: tg.sin(s) * w, x * 1.0).least
+        for beside in (x * 1.0, var64(x, trainable=False), var64(x))
+    )
+    assert constant == frozen < trained
+
+
+def test_what_fails_to_fit_into_a_budget_when_it_is_tried_needs_what_is_held() -> None:
+    """The loop itself may do with less, or says what it lacks."""
+    x = c64(np.linspace(0.1, 1.0, 4096))
+    with tg.measure() as m:
+        live = m.live_bytes
+    with tg.memory_budget(live + 1024):
+        needs = needs_of(tg.sin, x)
+    assert needs.least == needs.held == x.nbytes
 
 
 def test_within_a_budget_no_more_states_are_stored_than_it_has_room_for() -> None:

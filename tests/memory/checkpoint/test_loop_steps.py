@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import bits_equal, c64, values, var64
+from peers import Peers, of_all
 
 import tapegrad as tg
 from tapegrad.errors import RecomputeError, StructureError
@@ -138,6 +139,19 @@ def test_a_captured_step_is_reversed_without_a_record_but_for_the_first_and_the_
     assert pulled == [True] * 4 if kind == "plain" else not any(pulled)
 
 
+def test_steps_that_are_replayed_in_a_row_have_their_numbers() -> None:
+    """Twice: the second gradient begins with the first step, and comes up to the last one in a row."""
+    x, f = c64([0.5, 1.0]), lambda s, i: tg.sin(s) * (i + 1.0)
+    step = tg.function(f)
+    found = []
+    for each in (f, step, step, step):
+        with tg.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = checkpointed_loop(each, x, 9, snapshots=2)
+        found.append([values(y), *(values(tape.gradient(y, x)) for _ in range(2))])
+    assert step.stats.replays > 40 and all(bits_equal(one, found[0]) for one in found)
+
+
 def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_one_by_one() -> None:
     """The form of each state, what was read of variables, and what was drawn from the host's generators."""
     x, captured = c64([0.5, 1.0]), tg.function(lambda s: tg.sin(s) * 0.5)
@@ -157,6 +171,15 @@ def test_of_steps_that_are_replayed_in_a_row_as_much_is_noted_as_of_those_made_o
             call = tape._records[-1].call  # type: ignore[union-attr]
         found.append([len(noted) for noted in (call._forms, call._marks, call._draws._hashes)])
     assert max(rows) > 2 and found == [[10, 9, 10]] * 3
+
+
+def test_what_all_processes_have_made_may_depend_on_what_another_one_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is followed from then on, though nothing is watched here."""
+    everyone, x = of_all(Peers(1), monkeypatch), c64([1.0, 2.0])
+    with tg.GradientTape() as tape:
+        checkpointed_loop(lambda s: (tg.sin(s[0]), everyone(s[0]) + s[1]), (x, x * 2.0), 4, snapshots=2)
+        call = tape._records[-1].call  # type: ignore[union-attr]
+    assert [form.tracked for form in call._forms] == [[False, False], *[[False, True]] * 4]
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "sqrt"}, {"schedule": "mixed"}, {"outputs": True}], ids=str)

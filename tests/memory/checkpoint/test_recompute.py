@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import random
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -52,11 +54,81 @@ def test_arguments_keywords_captures_and_variables(size: int) -> None:
     agrees(functools.partial(f, a), [a, b, c, v], q=[b], k=c, rest={"r": c})
 
 
+def test_a_slice_of_an_argument_takes_no_bytes_of_its_own() -> None:
+    x = c64(np.ones(BIG))
+    with tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        live = m.live_bytes
+        half = tg.recompute_grad(lambda q: q[: BIG // 2])(x)
+        assert (m.live_bytes, m.peak_bytes) == (live, live)
+        whole = tg.recompute_grad(lambda q: tg.reshape(tg.sin(q), (2, -1)))(x)
+        assert m.live_bytes == m.peak_bytes == live + 8 * BIG // 512 * 512 + 512
+    del half, whole
+
+
+def test_what_no_tape_keeps_is_computed_and_is_the_functions_own() -> None:
+    """But for an argument that is returned as it is."""
+    x, made = c64(np.ones(BIG)), list[Any]()
+    f = tg.recompute_grad(lambda q: (q, made.append(tg.sin(q) * 2.0) or made[-1]))
+    for recorded in (False, True):
+        with tg.GradientTape() if recorded else nullcontext():
+            y = f(x)
+        assert y[0] is not x and y[1] is made[-1] and (y[1]._buffer.array is not None) == recorded
+
+
+@pytest.mark.parametrize("check", [None, "values"])
+def test_what_is_computed_to_be_compared_is_foreseen(check: str | None) -> None:
+    x = c64(np.linspace(0.1, 1.0, BIG))
+    f = tg.recompute_grad(lambda q: (tg.sin(q) * 2.0, tg.exp(q) + 1.0, tg.cos(q)), check=check)
+
+    def gradient() -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(f(x)[0])
+        return tape.gradient(y, x)
+
+    gradient()  # constants are there by then
+    gc.collect()
+    foreseen = tg.memory.predict_peak(gradient, budgets=[], least=False)
+    with tg.measure() as m:
+        gradient()
+    assert foreseen.peak_bytes == m.peak_bytes
+
+
+@pytest.mark.parametrize("wrap", [
+    tg.recompute_grad, functools.partial(tg.recompute_grad, policy=tg.policies.save_nothing),
+    lambda f: lambda q: tg.checkpointed_loop(f, q, 4, snapshots=2), lambda f: lambda q: tg.reversible(f, f)(q, q)[1],
+], ids=["recompute", "policy", "loop", "reversible"])  # fmt: skip
+def test_what_a_function_captures_is_kept_by_nobody_else(wrap: Callable) -> None:
+    x = c64(np.ones(512))
+    with tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        captured = [x * 2.0]
+        y = wrap(lambda q: q + captured[0])(x)
+        before = m.live_bytes
+        captured.clear()
+        assert m.live_bytes == before - x.nbytes
+        del y
+
+
+@pytest.mark.parametrize(("cut", "kept"), [(slice(BIG // 2), 0.5), (slice(None, None, 2), 1.0)])
+def test_a_slice_of_a_result_is_copied_where_it_has_no_gaps(cut: slice, kept: float) -> None:
+    """What reads one with gaps might round otherwise if it lay in memory otherwise."""
+    x, f = c64(np.ones(BIG)), tg.recompute_grad(lambda q: tg.sin(q)[cut])
+    with tg.measure() as m, tg.GradientTape() as tape:
+        tape.watch(x)
+        live = m.live_bytes
+        y = f(x)
+        assert m.live_bytes - live == -(-int(8 * BIG * kept) // 512) * 512
+        assert y.shape == (BIG // 2,)
+
+
 def test_variables_in_every_role() -> None:
     v, frozen, x = var64(3.0), var64(5.0, trainable=False), c64(2.0)
     agrees(lambda q, w: q * w * w * v, [x, v], x, v)  # argument and captured
     agrees(lambda q, *, w: q * w * w, [x, v], x, w=v)
     agrees(lambda q: (q * 2.0, v), [x, v], x)  # returned
+    agrees(lambda q, w: q * 2.0, [x], x, v)  # an argument that is not read
     with tg.GradientTape() as tape:
         tape.watch(frozen)
         y = tg.recompute_grad(lambda q: q * frozen * frozen)(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from dataclasses import astuple
 from math import isqrt
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.schedules.actions import Advance, Drop, Restore, Reverse, Store, Tape, count
+from tapegrad.memory.schedules.actions import DISK, Advance, Drop, Restore, Reverse, Store, Tape, count
 from tapegrad.memory.schedules.mixed import _table, mixed, total_steps
 from tapegrad.memory.schedules.multistage import hierarchical, multistage
 from tapegrad.memory.schedules.online import ideal_states, online
@@ -88,6 +89,16 @@ def test_mixed_is_its_recurrence() -> None:
     for (n, s), wanted in MIXED.items():
         assert total_steps(n, s) == count(mixed(n, s), n).steps == wanted
     assert total_steps(1000, 60) == count(mixed(1000, 60), 1000).steps == 1958
+
+
+def test_mixed_keeps_the_tape_of_the_first_step_where_that_is_as_good_as_its_state() -> None:
+    late = [Store(1), Advance(1, 3), Tape(3), Reverse(3), Restore(1), Drop(1), Tape(1), Tape(2), Reverse(2), Reverse(1)]
+    assert list(mixed(4, 2)) == [Tape(0), *late, Reverse(0)]
+    assert [total_steps(n, 0) for n in (0, 1)] == [0, 1] and list(mixed(1, 0)) == [Tape(0), Reverse(0)]
+    assert [total_steps(n, n - 2) for n in (3, 4, 5, 9)] == [5, 6, 7, 11]
+    for f in (total_steps, mixed):
+        with pytest.raises(RecomputeError, match="reversing 2 steps takes at least one unit of memory, not 0"):
+            list(f(2, 0))  # type: ignore[call-overload]
 
 
 def test_the_table_of_mixed_has_a_row_for_each_number_of_units_and_no_more() -> None:
@@ -218,6 +229,24 @@ def test_square_root_examples() -> None:
         assert len(even_starts(n)) == segments and count(sqrt(n), n).steps == n + extra
 
 
+def test_of_segments_that_take_as_much_the_first_found_are_taken() -> None:
+    """And what is no chain has one segment, which begins it, and costs nothing."""
+    assert starts_by_bytes([1, 1, 1], [0, 1, 0]) == [0, 1, 2]
+    assert starts_by_bytes([], []) == [] and even_starts(0, 5) == even_starts(0) == [0]
+    assert [len(even_starts(n)) for n in range(1, 14)] == [1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 4, 4]
+    assert astuple(count([], 0)) == (0,) * 8
+
+
+@pytest.mark.parametrize(("actions", "counts"), [
+    ([Tape(0), Tape(1), Tape(2), Reverse(2), Reverse(1), Reverse(0)], (3, 0, 0, 0, 3, 2, 0, 0)),
+    ([Store(0), Advance(0, 1), Store(1, DISK), Advance(1, 2), Tape(2), Reverse(2), Restore(1), Drop(1), Tape(1),
+      Reverse(1), Restore(0), Drop(0), Tape(0), Reverse(0)], (5, 2, 1, 1, 1, 1, 1, 1)),
+])  # fmt: skip
+def test_what_a_schedule_costs(actions: list[Any], counts: tuple[int, ...]) -> None:
+    """Steps, of which advanced; at most in memory, on disk, tapes, units; writes and reads of the disk."""
+    assert astuple(count(actions, 3)) == counts
+
+
 WRONG: dict[str, list[Any]] = {
     "from a state that is not at hand": [Advance(1, 2)],
     "beyond the end": [Store(0), Advance(0, 3)],
@@ -284,6 +313,8 @@ def test_segments_by_bytes_are_the_best_of_all_thresholds(chain: list[tuple[int,
 def test_no_place_at_all_is_an_error(schedule: object) -> None:
     with pytest.raises(RecomputeError, match="at least one"):
         list(schedule(5, 0, 0) if schedule is hierarchical else schedule(5, 0))  # type: ignore[operator]
+    with pytest.raises(RecomputeError, match="at least one"):
+        list(hierarchical(0, 0, 0))
     with pytest.raises(RecomputeError, match="at least one"):
         even_starts(5, 0)
 

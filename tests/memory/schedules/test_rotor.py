@@ -6,7 +6,7 @@ from functools import cache
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tapegrad.errors import RecomputeError
@@ -89,7 +89,15 @@ stage = st.builds(
 )  # fmt: skip
 
 
+def at_the_edge(*figures: tuple[int, int, int, int, int, int]) -> list[Stage]:
+    """Stages of so many hundreds of bytes."""
+    return [Stage("s", f, b, 100 * o, 100 * taped, 100 * over, 100 * under) for f, b, o, taped, over, under in figures]
+
+
 @given(st.lists(stage, min_size=1, max_size=5), st.integers(0, 4), st.integers(1, 50))
+@example(at_the_edge((1, 1, 0, 1, 2, 0), (2, 1, 1, 1, 0, 0)), 1, 3)  # the chain's input takes nothing of the budget
+@example(at_the_edge((2, 1, 1, 1, 4, 0), (1, 1, 2, 2, 0, 0)), 0, 6)  # to run a stage takes its output, too
+@example(at_the_edge((1, 1, 0, 1, 0, 0), (1, 2, 0, 0, 4, 0), (1, 2, 2, 2, 0, 0)), 1, 6)  # and the last one's gradient
 def test_the_plan_is_the_best_of_all_and_keeps_its_budget(stages: list[Stage], given: int, units: int) -> None:
     out = [100 * given, *(s.out for s in stages)]
 
@@ -138,6 +146,20 @@ def test_rounding_never_exceeds_the_budget() -> None:
         Rotor([], 100)
     fixed = Rotor(stages, need * 2 + 5000, fixed=5000)
     assert fixed.cost == Rotor(stages, need * 2).cost
+
+
+def test_sizes_with_a_large_divisor_are_counted_exactly_where_so_many_units_are_allowed() -> None:
+    stages = [Stage("a", 1, 1, 1000, 2000), Stage("b", 1, 1, 0, 1000)]
+    assert least_bytes(stages) == (3000, 1) and Rotor(stages, 3001, slots=3).cost == 5
+    with pytest.raises(RecomputeError, match="3000 bytes; in units of 1501 bytes, more"):
+        Rotor(stages, 3001, slots=2)
+
+
+def test_up_to_fifty_stages_the_units_are_five_hundred() -> None:
+    """Where they are fewer the same budget allows a slower plan alone."""
+    stages = [Stage("s", 1, 2, 1009 + 7 * i, 3001 + 11 * i) for i in range(15)]
+    budget = least_bytes(stages)[0] * 117 // 100
+    assert Rotor(stages, budget).cost == Rotor(stages, budget, slots=500).cost == 91
 
 
 def test_stages_that_take_no_bytes_need_no_budget() -> None:
