@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ LARGEST = 12 << 30
 class Mutant:
     """A change of one expression or statement, from ``start`` to ``stop`` in the bytes of the file.
 
-    ``statement`` is the line of the statement of a function that is changed; 0 where that runs at import.
+    ``statement`` is the line of the statement of a function that is changed; 0 where that runs at import.  ``nth``: of
+    the same changes of its line.
     """
 
     path: Path
@@ -71,6 +73,7 @@ class Mutant:
     stop: int
     before: str
     after: str
+    nth: int = 1
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}  {_one_line(self.before)[:60]}  ->  {_one_line(self.after)[:60]}"
@@ -88,13 +91,15 @@ class Mutant:
     def key(self) -> tuple[str, str, str, str]:
         """How ``mutants_equal.csv`` names it: without the number of the line, which changes for other reasons.
 
-        A line that the file has several times is named together with the one before it.
+        A line that the file has several times is named together with the one before it; of several changes of a line
+        that read the same the second one is called ``1 (2nd)``, and so on.
         """
         lines = [line.strip() for line in (ROOT / self.path).read_text().splitlines()]
         line = lines[self.line - 1]
         if lines.count(line) > 1:
             line = f"{lines[self.line - 2]} {line}"
-        return str(self.path), line, _one_line(self.before), _one_line(self.after)
+        which = {1: "", 2: " (2nd)", 3: " (3rd)"}.get(self.nth, f" ({self.nth}th)")
+        return str(self.path), line, _one_line(self.before) + which, _one_line(self.after)
 
 
 def _one_line(text: str) -> str:
@@ -103,6 +108,7 @@ def _one_line(text: str) -> str:
 
 def mutants(path: Path, text: str) -> Iterator[Mutant]:
     """All mutants of a file."""
+    seen: Counter[tuple[int, str, str]] = Counter()
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -114,7 +120,8 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
         start, stop = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
         before = text.encode()[start:stop].decode()
         if before != after:
-            yield Mutant(path, place.lineno, statement, start, stop, before, after)
+            seen[place.lineno, before, after] += 1
+            yield Mutant(path, place.lineno, statement, start, stop, before, after, seen[place.lineno, before, after])
 
 
 def _with_statements(node: ast.AST, statement: int = 0, inside: bool = False) -> Iterator[tuple[ast.AST, int]]:
