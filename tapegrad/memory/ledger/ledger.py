@@ -383,10 +383,10 @@ class Ledger(Account):
         buffer: Any = weak()
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
-        if self._at_once:
-            self.count(buffer, True)
-            return
         try:
+            if self._at_once:
+                self.count(buffer, True)
+                return
             place = self._places.pop(buffer, None) if self._placed else None
             self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
             if self._limit != inf:  # another thread has entered a budget meanwhile

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
+from functools import partial
+from math import inf
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from checks import c64, same
+from core.test_locks import Interrupts
 
 import tapegrad as tg
+from tapegrad.core import account, locks
 from tapegrad.memory.ledger import ledger as ledger_module
 from tapegrad.memory.ledger.ledger import LEDGER, Ledger
 
@@ -58,3 +64,67 @@ def test_after_an_interrupt_sums_are_right(what: str, within: str, monkeypatch: 
         del y
         assert m.live_bytes == base and sum(LEDGER.by("category").values()) == base
     assert times or within != "a budget"
+
+
+def gradient(small: Any) -> Any:
+    """A walk whose small values are arrays, until the last one is asked for."""
+    with tg.GradientTape() as tape:
+        tape.watch(small)
+        y = tg.tanh(small) * small
+    return tape.gradient(y, small)
+
+
+def reserved(small: Any, big: Any) -> None:
+    """Room is kept for a value that is not made after all."""
+    account.current.in_room([small._buffer.node.aval], ["f"], lambda: None)
+
+
+WORKS: list[Callable[[Any, Any], Any]] = [
+    lambda small, big: c64(np.ones(SMALL)),
+    lambda small, big: tg.tanh(small) * small,
+    lambda small, big: np.asarray(big * 2.0),
+    lambda small, big: gradient(small),
+    reserved,
+]
+
+
+class InSections(Interrupts):
+    """At lines of the sections themselves."""
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return super().__call__(frame, event, arg) if frame.f_code in locks._sections else None
+
+
+@pytest.mark.parametrize("within", ["a measure", "a timeline", "a budget"])
+def test_an_interrupt_at_any_line_of_a_section_leaves_sums_right(within: str) -> None:
+    small, big = c64(np.linspace(0.0, 1.0, SMALL)), c64(np.linspace(0.0, 1.0, BIG))
+    block = {"a measure": tg.measure(), "a timeline": tg.measure(timeline=True), "a budget": tg.memory_budget("1MiB")}
+    count = 0
+    with block[within] as m:
+        for work in WORKS:
+            work(small, big)  # its constants are there
+            gc.collect()
+            base = m.live_bytes
+            for where in InSections([ledger_module.__file__]).everywhere(partial(work, small, big), turns=1):
+                count += 1
+                assert not LEDGER._lock._is_owned() and not LEDGER.promised_bytes, where  # type: ignore[attr-defined]
+                assert m.live_bytes == base == sum(LEDGER.by("category").values()), where
+                assert LEDGER.room == (2**20 - base if within == "a budget" else inf), where
+    assert count > 100
+
+
+def test_an_interrupt_when_a_value_goes_leaves_the_lock_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter tells nobody of it."""
+    drain, swallowed = Ledger._drain, list[Any]()
+
+    def interrupted(ledger: Ledger) -> None:
+        monkeypatch.setattr(Ledger, "_drain", drain)
+        raise KeyboardInterrupt
+
+    with tg.measure(timeline=True) as m:
+        base, y = m.live_bytes, c64(np.ones(SMALL))
+        monkeypatch.setattr(sys, "unraisablehook", swallowed.append)
+        monkeypatch.setattr(Ledger, "_drain", interrupted)
+        del y
+        assert len(swallowed) == 1 and not LEDGER._lock._is_owned()  # type: ignore[attr-defined]
+        assert m.live_bytes == base
