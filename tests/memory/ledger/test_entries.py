@@ -145,6 +145,22 @@ def test_what_is_alive_is_counted_anew() -> None:
     assert entries.live_bytes == 4608 and +entries.totals["category"] == {"user": 4608} == entries.by("category")
 
 
+def test_what_late_nodes_have_made_is_forgotten() -> None:
+    tg.zeros(1)  # the engine is there
+    events, entries = list[Any](), Entries()
+    buffers = [Buffer(np.zeros(4), leaf(shaped((4,), np.dtype("float64"), CPU))) for _ in range(3)]
+    made = [Entry(b, events.append) for b in buffers]
+    for number, entry in enumerate(made):
+        entry.nbytes = 512 << number
+        entries.add(entry, "exp", "user", "(here)", 0)
+        entry.number = number
+    entries.live_bytes = 512 * 7
+    entries.sum_up(True)
+    assert entries.forget(buffers[1].node.index) == buffers[1:]
+    assert [(e in entries, e.nbytes, e.number) for e in made] == [(True, 512, 0), (False, 0, -1), (False, 0, -1)]
+    assert entries.live_bytes == 512 and +entries.totals["place"] == {"(here)": 512}
+
+
 def test_pending_buffers_that_are_gone_are_forgotten_when_their_number_has_doubled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
