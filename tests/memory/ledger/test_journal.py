@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
 import pytest
 
-from tapegrad.memory.ledger.journal import Part, Parts
+import tapegrad as tg
+from tapegrad.memory.ledger.figures import Replayed
+from tapegrad.memory.ledger.journal import Journal, Part, Parts
+from tapegrad.profile.recorder import Session
+from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 
 
 def steps(keep: int, count: int, events: int = 10) -> Parts:
@@ -47,3 +57,154 @@ def test_a_row_is_known_for_three_parts() -> None:
     for after in range(4):
         assert parts.row(7) == (row if after < 3 else None) and parts.row(8) is None
         parts.close(0, 0)
+
+
+def test_a_replay_is_noted_with_its_arena_and_its_program_once() -> None:
+    journal = Journal()
+    for number, told in ((7, "a"), (8, "b"), (7, "c")):
+        report = Replayed(1, 0, Counter(), 0, {}, number, lambda: None, lambda told=told: told)  # type: ignore
+        journal.replayed(report, None)
+    assert [(seq, *rest) for seq, _, *rest in journal.parts.now.replays] == [(0, 0, -1), (1, 1, -1), (2, 0, -1)]
+    assert journal.programs == ["a", "b"]
+
+
+# A whole run
+
+
+def f(h: tg.Tensor, w: tg.Variable) -> tg.Tensor:
+    return tg.cumulative_sum(tg.softmax(h * w))
+
+
+def step(x: tg.Tensor, w: tg.Variable) -> Any:
+    with tg.GradientTape() as tape:
+        h = tg.recompute_grad(f)(x + w, w)
+        with tg.memory.scope("second"):
+            y = tg.sum(f(h, w) * h)
+    return tape.gradient(y, w)
+
+
+def told(run: Run) -> list[str]:
+    """All but times, of what begins with the call of ``step``: operations, allocations, changes and calls, in order.
+
+    Numbers are those of the event, from the beginning of that call on, and of the calls, from it on.
+    """
+    o, a, h, c = run.ops, run.allocs, run.changes, run.calls
+    first = [run.text(name) for name in c["name"]].index("step")
+    began = c["begin_seq"][first]
+    since = lambda seq: str(seq - began) if seq >= began else "-"
+
+    def line(stack: int) -> str:
+        _, number, function = run.frame_of(stack)
+        return f"{function}+{number - globals()[function].__code__.co_firstlineno}"
+
+    def alloc(i: int) -> str:
+        return f"{run.text(a['op'][i])}@{since(a['begin_seq'][i])}"
+
+    rows = []
+    for i, seq in enumerate(o["seq"]):
+        rows.append((seq, "op", run.text(o["name"][i]), PHASES[o["phase"][i]], line(o["stack"][i]),
+                     f"in {o['call'][i] - first}"))  # fmt: skip
+    for i, seq in enumerate(a["begin_seq"]):
+        if seq >= began:
+            again = f"again {alloc(a['remat_of'][i])}" if a["remat_of"][i] >= 0 else ""
+            rows.append((seq, "to", since(a["end_seq"][i]), run.text(a["op"][i]), PHASES[a["phase"][i]],
+                         line(a["stack"][i]), f"in {a['call'][i] - first}", CATEGORIES[a["category"][i]], "read",
+                         since(a["last_forward_seq"][i]), since(a["next_backward_seq"][i]), run.text(a["holder"][i]),
+                         again))  # fmt: skip
+    for i, seq in enumerate(h["seq"]):
+        rows.append((seq, alloc(h["alloc"][i]), "serves as", CATEGORIES[h["category"][i]]))
+    for i, seq in enumerate(c["begin_seq"]):
+        if seq >= began:
+            again = f"again {c['first'][i] - first}" if c["first"][i] >= 0 else ""
+            rows.append((seq, "to", since(c["end_seq"][i]), "call", f"{i - first}", run.text(c["name"][i]),
+                         PHASES[c["phase"][i]], f"in {c['parent'][i] - first}", f"number {c['ordinal'][i]}",
+                         again))  # fmt: skip
+    return [" ".join([str(seq - began), *filter(None, rest)]) for seq, *rest in sorted(rows)]
+
+
+RUN = """
+0 to 62 call 0 step forward in -1 number 0
+1 op add forward step+2 in 0
+2 to 80 add forward step+2 in 0 temporary read 5 59 vjp of multiply
+3 to 12 call 1 recompute_grad(f) forward in 0 number 0
+4 to 12 call 2 f forward in 1 number 0
+5 op multiply forward f+1 in 2
+6 to 9 multiply forward f+1 in 2 temporary read 7 -
+7 op softmax forward f+1 in 2
+8 to 13 softmax forward f+1 in 2 temporary read 11 -
+10 op identity forward f+1 in 2
+11 op cumulative_sum forward f+1 in 2
+12 to 87 cumulative_sum forward f+1 in 2 temporary read 27 36 vjp of multiply
+14 add@2 serves as activation
+15 to 31 call 3 second forward in 0 number 0
+16 to 26 call 4 f forward in 3 number 1
+17 op multiply forward f+1 in 4
+18 to 23 multiply forward f+1 in 4 temporary read 20 -
+19 cumulative_sum@12 serves as activation
+20 op softmax forward f+1 in 4
+21 to 46 softmax forward f+1 in 4 temporary read 25 44 vjp of softmax
+22 softmax@21 serves as activation
+24 op identity forward f+1 in 4
+25 op cumulative_sum forward f+1 in 4
+26 to 40 cumulative_sum forward f+1 in 4 temporary read 27 38 vjp of multiply
+27 op multiply forward step+4 in 3
+28 to 32 multiply forward step+4 in 3 temporary read 30 -
+29 cumulative_sum@26 serves as activation
+30 op sum forward step+4 in 3
+31 to 88 sum forward step+4 in 3 temporary read - -
+33 to 86 leaf other step+5 in 0 input read - 34
+34 op reshape backward step+4 in 3
+35 op broadcast_to backward step+4 in 3
+36 op multiply backward step+4 in 3
+37 to 43 multiply backward step+4 in 3 temporary read - 41
+38 op multiply backward step+4 in 3
+39 to 54 multiply backward step+4 in 3 temporary read - 52
+41 op cumulative_sum backward f+1 in 4
+42 to 47 cumulative_sum backward f+1 in 4 temporary read - 44
+44 op softmax_vjp backward f+1 in 4
+45 to 56 softmax_vjp backward f+1 in 4 temporary read - 48
+48 op multiply backward f+1 in 4
+49 to 55 multiply backward f+1 in 4 temporary read - 52
+50 op multiply backward f+1 in 4
+51 to 77 multiply backward f+1 in 4 temporary read - 74
+52 op add backward f+1 in 4
+53 to 79 add backward f+1 in 4 temporary read - 64
+57 to 62 call 5 recompute_grad(f) recompute in 0 number 0 again 1
+58 to 62 call 6 f recompute in 5 number 0 again 2
+59 op multiply recompute f+1 in 6
+60 to 63 multiply recompute f+1 in 6 rematerialized read - 61 again multiply@6
+61 op softmax recompute f+1 in 6
+62 to 68 softmax recompute f+1 in 6 rematerialized read - 66 again softmax@8
+64 op cumulative_sum backward f+1 in 6
+65 to 69 cumulative_sum backward f+1 in 6 temporary read - 66
+66 op softmax_vjp backward f+1 in 6
+67 to 78 softmax_vjp backward f+1 in 6 temporary read - 70
+70 op multiply backward f+1 in 6
+71 to 84 multiply backward f+1 in 6 temporary read - 81
+72 op multiply backward f+1 in 6
+73 to 76 multiply backward f+1 in 6 temporary read - 74
+74 op add backward f+1 in 6
+75 to 83 add backward f+1 in 6 temporary read - 81
+81 op add backward step+2 in 0
+82 to 89 add backward step+2 in 0 temporary read - - gradient of w
+85 add@82 serves as gradient
+"""
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="other versions may let a value go some events earlier or later"
+)
+def test_a_small_run_is_written_down_event_by_event() -> None:
+    x, w = tg.asarray(np.ones(4, np.float32)), tg.Variable(np.ones(4, np.float32), name="w")
+    step(x, w)  # constants are there
+    gc.collect()
+    gc.disable()
+    session = Session()
+    session.start()
+    try:
+        step(x, w)
+    finally:
+        session.stop()
+        gc.enable()
+    run = session.run({"tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"}})
+    assert told(run) == RUN.strip().splitlines()
