@@ -236,7 +236,6 @@ class Ledger(Account):
                             entry.came = -1
                         else:
                             self._entries.add(entry, primitive, category, place, self._epoch)
-                self._drain()
                 self._entries.recount()
                 self._find_room()
         told = [id(e) for event in self._events if type(event) is tuple for e in event[3:]]

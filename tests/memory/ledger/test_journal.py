@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.memory.ledger.figures import Replayed
-from tapegrad.memory.ledger.journal import Journal, Part, Parts
+from tapegrad.memory.ledger.journal import OOM, STEP, USER, Journal, Part, Parts
+from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 
@@ -48,6 +50,29 @@ def test_of_a_dropped_part_stays_what_came_before_it_or_is_there_after_it() -> N
     part.reduce()
     assert list(part.rows) == [3] and list(part.ends) == [1] and [c[1] for c in part.changes] == [1, 3]
     assert len(part) == 4 and not part.ops and not part.replays and not part.whole
+
+
+def test_of_parts_that_are_as_high_the_first_is_kept_and_calls_of_those_dropped_are_forgotten() -> None:
+    forgotten: list[range] = []
+    parts = Parts(0, forgotten.append)  # type: ignore[arg-type]
+    for step, peak in enumerate((1, 1, 1, 1, 5, 5, 1, 1)):
+        parts.now.ops.append((step, step, "add", 0, -1, -1))
+        parts.close(peak, 10 * step + 10)
+    assert [(part.whole, part.peak, part.calls) for part in parts.all] == [
+        *((True, 1, range(start, start + 10)) for start in (0, 10, 20)), (False, 1, range(30, 40)),
+        (True, 5, range(40, 50)), (False, 5, range(50, 60)), (True, 1, range(70, 80)), (True, 0, range(80, 80)),
+    ]  # fmt: skip
+    assert forgotten == [range(30, 40), range(50, 60), range(60, 70)]
+
+
+def test_the_end_of_a_step_closes_its_part_and_other_marks_do_not() -> None:
+    journal = Journal()
+    for kind in (USER, STEP, OOM):
+        journal.mark(kind, "here", 7)
+    assert [(seq, *rest) for seq, _, *rest in journal.marks] == [
+        (n, k, "here") for n, k in enumerate((USER, STEP, OOM))
+    ]
+    assert [part.peak for part in journal.parts.all] == [7, 0]
 
 
 def test_a_row_is_known_for_three_parts() -> None:
@@ -191,20 +216,99 @@ RUN = """
 """
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="other versions may let a value go some events earlier or later"
-)
-def test_a_small_run_is_written_down_event_by_event() -> None:
-    x, w = tg.asarray(np.ones(4, np.float32)), tg.Variable(np.ones(4, np.float32), name="w")
-    step(x, w)  # constants are there
+def recorded(program: Callable[[], Any], **options: Any) -> Run:
+    """The run of a program, before and during which no garbage is collected."""
     gc.collect()
     gc.disable()
-    session = Session()
+    session = Session(**options)
     session.start()
     try:
-        step(x, w)
+        program()
     finally:
         session.stop()
         gc.enable()
-    run = session.run({"tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"}})
+    return session.run({"tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"}})
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="other versions may let values go some events later")
+def test_a_small_run_is_written_down_event_by_event() -> None:
+    x, w = tg.asarray(np.ones(4, np.float32)), tg.Variable(np.ones(4, np.float32), name="w")
+    step(x, w)  # constants are there
+    run = recorded(lambda: step(x, w))
     assert told(run) == RUN.strip().splitlines()
+    there = {run.text(h): CATEGORIES[c] for h, c in zip(run.allocs["holder"], run.allocs["category"], strict=True)}
+    assert there["w"] == "parameter"
+
+
+def in_a_function(layer: Any, x: tg.Tensor) -> tg.Tensor:
+    return tg.recompute_grad(lambda x: layer(x) * 2.0)(x)
+
+
+def by_itself(layer: Any, x: tg.Tensor) -> tg.Tensor:
+    return tg.recompute_grad(layer)(x)
+
+
+@pytest.mark.parametrize("called", [in_a_function, by_itself])
+def test_what_a_rerun_of_a_layer_makes_has_the_line_of_the_first_run(called: Any) -> None:
+    tg.random.seed(0)
+    layer, x = tg.nn.Dense(8, activation="gelu"), tg.asarray(np.ones((4, 8), np.float32))
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = called(layer, x)
+            loss = tg.sum(y * y)
+        tape.gradient(loss, layer.trainable_variables)
+
+    program()
+    a = recorded(program).allocs
+    again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
+    assert len(again) > 1 and all(a["remat_of"][i] >= 0 for i in again)
+    assert [a["stack"][i] for i in again] == [a["stack"][a["remat_of"][i]] for i in again]
+
+
+def test_a_rerun_that_makes_ever_more_other_nodes_still_names_what_it_repeats() -> None:
+    """More in all than are looked at around a place: what is found tells where to look for the next."""
+    x, functions, runs = tg.asarray(np.ones(1000, np.float32)), (tg.sin, tg.tanh, tg.exp, tg.cos, tg.sinh) * 2, [0]
+
+    def f(y: tg.Tensor) -> tg.Tensor:
+        runs[0] += 1
+        for function in functions:
+            for _ in range(10 if runs[0] == 2 else 0):
+                x[:3]
+            y = function(y)
+        return y
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(tg.recompute_grad(f)(x))
+        tape.gradient(y, x)
+
+    a = recorded(program).allocs
+    old = [o for o, p, size in zip(a["remat_of"], a["phase"], a["bytes"]) if PHASES[p] == "recompute" and size == 4096]
+    assert runs == [2] and len(old) == 10 and min(old) >= 0 and len(set(old)) == 10
+
+
+def test_what_holds_a_value_is_who_told_of_its_most_telling_category_last() -> None:
+    x = tg.asarray(np.ones(4, np.float32))
+    told = (
+        ("activation", "a"),
+        ("gradient", "b"),
+        ("gradient", "c"),
+        ("activation", "d"),
+        ("optimizer", "e"),
+        ("input", "f"),
+    )
+    found = []
+
+    def program() -> None:
+        y = tg.exp(x)
+        for category, name in told:
+            LEDGER.labelled(y._buffer, category, name)
+            entry = LEDGER._entries.of(y._buffer)
+            assert entry is not None
+            found.append((entry.category, entry.holder))
+
+    recorded(program)
+    assert found == [("activation", "a"), ("gradient", "b"), *[("gradient", "c")] * 2, *[("optimizer", "e")] * 2]

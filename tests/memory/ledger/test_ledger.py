@@ -344,6 +344,30 @@ def test_a_timeline_has_every_change() -> None:
     assert quiet.samples == []
 
 
+def test_a_timeline_has_what_goes_at_once_also_of_what_was_there_before() -> None:
+    with tg.measure() as outer:
+        x, y = c64(np.ones(100)), c64(np.ones(200))
+        live = outer.live_bytes
+        with tg.measure(timeline=True) as m:
+            del y
+            assert [live - now for _, now, _ in m.samples] == [2048]
+            del x
+            assert [live - now for _, now, _ in m.samples] == [2048, 3072]
+
+
+def test_who_is_told_apart_needs_not_be_told_one_by_one_and_who_has_a_timeline_goes_on() -> None:
+    x = c64(np.ones(100))
+    with tg.measure(timeline=True) as m:
+        assert account.one_by_one
+        with LEDGER.apart(Measure(detailed=False)):
+            assert not account.one_by_one
+            y = tg.exp(x)
+        assert account.one_by_one and not m.samples
+        z = tg.exp(x)
+        assert len(m.samples) == 1
+    del y, z
+
+
 def test_a_timeline_tells_what_is_kept_for_rules_made_again_or_not() -> None:
     x = c64(np.ones(100))
     with tg.measure(timeline=True) as m, tg.GradientTape() as tape:
@@ -724,6 +748,19 @@ def test_what_is_done_aside_is_in_no_figure_but_what_it_leaves() -> None:
         assert (m.allocated_bytes, m.peak_bytes, m.kernel_runs, m.cost) == (0, peak, 0, 0)
         assert m.live_bytes - base == 1024
     del left
+
+
+def test_who_holds_the_ledger_sees_what_was_made_just_before() -> None:
+    x = c64(np.ones(100))
+    with tg.measure():
+        y = tg.exp(x)
+        with LEDGER.held() as entries:
+            found = entries.of(y._buffer)
+            assert found is not None and (found.category, found.primitive, found.nbytes) == ("user", "exp", 1024)
+    with tg.measure(), LEDGER.held() as entries:
+        assert found in entries and found.category == "user"
+        del y
+    assert found.nbytes == 1024 and found not in LEDGER._entries
 
 
 def test_a_journal_begins_with_what_is_alive_by_category() -> None:

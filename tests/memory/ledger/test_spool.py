@@ -9,8 +9,9 @@ import pytest
 
 from tapegrad.memory.ledger import spool as spools
 from tapegrad.memory.ledger.contents import Contents
+from tapegrad.memory.ledger.frames import FUNCTION, Call
 from tapegrad.memory.ledger.journal import Journal
-from tapegrad.memory.ledger.spool import COLLECTIVE, LAYOUTS, PROGRAM, REPLAY, Spool
+from tapegrad.memory.ledger.spool import COLLECTIVE, ENDED, LAYOUTS, PROGRAM, REPEATS, REPLAY, Spool
 
 
 def records(spool: Spool, tag: int) -> list[tuple[int, ...]]:
@@ -47,6 +48,17 @@ def test_collectives_are_texts_with_their_numbers(spool: Spool) -> None:
     spool.collective({"op": "all_reduce", "bytes": 8}, True, 77)
     assert records(spool, COLLECTIVE) == [(COLLECTIVE, before, 1, 77)]
     assert b'{"op": "all_reduce", "bytes": 8}' in Path(spool.path).read_bytes()
+
+
+def test_a_copy_tells_which_calls_are_repeated(spool: Spool) -> None:
+    journal = Journal()
+    journal.frames.calls = [Call(FUNCTION, "f", "f.py", number, -1, None) for number in range(4)]
+    for number, first in ((2, 0), (3, 1)):
+        journal.frames.calls[number].first = first  # type: ignore[union-attr]
+    journal.frames.calls[1] = None
+    spool.copy(journal, {})
+    assert records(spool, REPEATS) == [(REPEATS, 2, 0), (REPEATS, 3, 1)]
+    assert [number for _, number, *_ in records(spool, ENDED)] == [0, 2, 3]
 
 
 def test_a_copy_has_the_replays_and_each_program_once(spool: Spool) -> None:
