@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -128,3 +130,45 @@ def test_an_interrupt_when_a_value_goes_leaves_the_lock_free(monkeypatch: pytest
         del y
         assert len(swallowed) == 1 and not LEDGER._lock._is_owned()  # type: ignore[attr-defined]
         assert m.live_bytes == base
+
+
+def test_an_error_leaves_the_lock_with_the_section_around_it_also_after_the_ledger_was_held() -> None:
+    def fails_inside() -> bool:
+        with pytest.raises(AttributeError):
+            LEDGER.by("nothing of that name")
+        return bool(LEDGER._lock._is_owned())  # type: ignore[attr-defined]
+
+    with tg.measure():
+        for _ in range(2):
+            with LEDGER.held():
+                assert fails_inside()
+            assert LEDGER.locked(fails_inside) and not LEDGER._lock._is_owned()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_has_the_promises_of_the_thread_that_forked() -> None:
+    small = c64(np.linspace(0.0, 1.0, SMALL))
+    kept, over = threading.Event(), threading.Event()
+    aval, outcome = small._buffer.node.aval, list[int]()
+
+    def fork() -> None:
+        child = os.fork()
+        if not child:
+            os._exit(0 if (LEDGER.promised_bytes, LEDGER.room) == (1024, limit - LEDGER.live_bytes - 1024) else 1)
+        outcome.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    with tg.memory_budget("1MiB") as m:
+        limit = 2**20
+        account.current.in_room([aval], ["f"], lambda: None)  # whatever is imported for it is
+        other = threading.Thread(
+            target=account.current.in_room, args=([aval] * 3, ["f"] * 3, lambda: (kept.set(), over.wait(20)))
+        )
+        other.start()
+        kept.wait(20)
+        assert LEDGER.promised_bytes == 3072
+        account.current.in_room([aval], ["f"], fork)
+        over.set()
+        other.join(20)
+        assert not LEDGER.promised_bytes and LEDGER.room == limit - m.live_bytes
+    assert outcome == [0]

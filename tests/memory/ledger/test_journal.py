@@ -6,6 +6,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,19 @@ def test_of_a_dropped_part_stays_what_came_before_it_or_is_there_after_it() -> N
     part.reduce()
     assert list(part.rows) == [3] and list(part.ends) == [1] and [c[1] for c in part.changes] == [1, 3]
     assert len(part) == 4 and not part.ops and not part.replays and not part.whole
+
+
+def test_what_stays_of_dropped_parts_counts() -> None:
+    """Of the ten events of a step three outlive it."""
+    parts, sizes = Parts(60, lambda calls: None), []
+    for step in range(9):
+        parts.now.rows |= {10 * step + i: (0,) * 10 for i in range(3)}  # type: ignore[misc]
+        parts.now.ops += [(step, step, "add", 0, -1, -1)] * 7
+        parts.close(9 - step, 0)
+        sizes.append([len(part) for part in parts.all[:-1]])
+        assert parts.dropped == parts.events - sum(sizes[-1]) and parts.events == 10 * step + 10
+    assert sizes[:6] == [[10] * count for count in range(1, 7)]
+    assert sizes[6:] == [[10, 10, 10, 6, 10, 10], [10, 10, 10, 9, 10, 10], [10, 10, 10, 15, 10]]
 
 
 def test_of_parts_that_are_as_high_the_first_is_kept_and_calls_of_those_dropped_are_forgotten() -> None:
@@ -312,3 +326,18 @@ def test_what_holds_a_value_is_who_told_of_its_most_telling_category_last() -> N
 
     recorded(program)
     assert found == [("activation", "a"), ("gradient", "b"), *[("gradient", "c")] * 2, *[("optimizer", "e")] * 2]
+
+
+@pytest.mark.parametrize("f", [tg.exp, partial(tg.exp)])
+def test_a_rerun_of_a_function_of_ours_repeats_the_call_that_made_its_values(f: Any) -> None:
+    scope = {"tg": tg, "x": tg.asarray(np.ones(100, np.float32)), "f": f}
+    text = "with tg.GradientTape() as t:\n    t.watch(x)\n    y = tg.recompute_grad(f)(x)\nt.gradient(y, x)"
+    code = compile(text, "<a script>", "exec")
+    exec(code, dict(scope))
+    run = recorded(lambda: exec(code, dict(scope)))
+    c = run.calls
+    assert [(PHASES[p], parent, first) for p, parent, first in zip(c["phase"], c["parent"], c["first"])] == [
+        ("forward", -1, -1), ("recompute", -1, 0),
+    ]  # fmt: skip
+    where = ("", 0) if isinstance(f, partial) else (f.__code__.co_filename, f.__code__.co_firstlineno)
+    assert [(run.text(file), line) for file, line in zip(c["file"], c["line"], strict=True)] == [where] * 2
