@@ -15,8 +15,8 @@ from tapegrad.core.node import leaf
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.device import CPU
 from tapegrad.memory.ledger import entries as entries_module
-from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Rise, Sums, Wanted
-from tapegrad.memory.ledger.figures import new_of_run, of_bytes
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Rise, Sums, Wanted
+from tapegrad.memory.ledger.figures import CATEGORIES, new_of_run, of_bytes
 
 
 class Thing:
@@ -143,6 +143,20 @@ def test_what_is_alive_is_counted_anew() -> None:
     entries.recount()
     assert [entry in entries for entry in made] == [True, False, True] and made[1].nbytes == 0
     assert entries.live_bytes == 4608 and +entries.totals["category"] == {"user": 4608} == entries.by("category")
+
+
+def test_a_category_gives_way_to_those_that_tell_more_alone() -> None:
+    levels = [
+        "temporary user input",
+        "communication activation",
+        "rematerialized",
+        "gradient",
+        "optimizer",
+        "parameter",
+    ]
+    level = {category: number for number, names in enumerate(levels) for category in names.split()}
+    assert level.keys() == RANK.keys() == set(CATEGORIES)
+    assert all((RANK[a] < RANK[b]) == (level[a] < level[b]) for a in level for b in level)
 
 
 def test_what_late_nodes_have_made_is_forgotten() -> None:

@@ -134,7 +134,8 @@ def told(run: Run) -> list[str]:
 
     def line(stack: int) -> str:
         _, number, function = run.frame_of(stack)
-        return f"{function}+{number - globals()[function].__code__.co_firstlineno}"
+        mine = globals().get(function)
+        return function if mine is None else f"{function}+{number - mine.__code__.co_firstlineno}"
 
     def alloc(i: int) -> str:
         return f"{run.text(a['op'][i])}@{since(a['begin_seq'][i])}"
@@ -157,12 +158,12 @@ def told(run: Run) -> list[str]:
             again = f"again {c['first'][i] - first}" if c["first"][i] >= 0 else ""
             rows.append((seq, "to", since(c["end_seq"][i]), "call", f"{i - first}", run.text(c["name"][i]),
                          PHASES[c["phase"][i]], f"in {c['parent'][i] - first}", f"number {c['ordinal'][i]}",
-                         again))  # fmt: skip
+                         f"at {line(c['site'][i])}" if c["site"][i] >= 0 else "", again))  # fmt: skip
     return [" ".join([str(seq - began), *filter(None, rest)]) for seq, *rest in sorted(rows)]
 
 
 RUN = """
-0 to 62 call 0 step forward in -1 number 0
+0 to 62 call 0 step forward in -1 number 0 at test_a_small_run_is_written_down_event_by_event.<locals>.<lambda>
 1 op add forward step+2 in 0
 2 to 80 add forward step+2 in 0 temporary read 5 59 vjp of multiply
 3 to 12 call 1 recompute_grad(f) forward in 0 number 0
@@ -176,7 +177,7 @@ RUN = """
 12 to 87 cumulative_sum forward f+1 in 2 temporary read 27 36 vjp of multiply
 14 add@2 serves as activation
 15 to 31 call 3 second forward in 0 number 0
-16 to 26 call 4 f forward in 3 number 1
+16 to 26 call 4 f forward in 3 number 1 at step+4
 17 op multiply forward f+1 in 4
 18 to 23 multiply forward f+1 in 4 temporary read 20 -
 19 cumulative_sum@12 serves as activation

@@ -11,6 +11,7 @@ from tapegrad.memory.ledger import spool as spools
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.frames import FUNCTION, Call
 from tapegrad.memory.ledger.journal import Journal
+from tapegrad.memory.ledger.phase import FORWARD
 from tapegrad.memory.ledger.spool import COLLECTIVE, ENDED, LAYOUTS, PROGRAM, REPEATS, REPLAY, Spool
 
 
@@ -52,10 +53,12 @@ def test_collectives_are_texts_with_their_numbers(spool: Spool) -> None:
 
 def test_a_copy_tells_which_calls_are_repeated(spool: Spool) -> None:
     journal = Journal()
-    journal.frames.calls = [Call(FUNCTION, "f", "f.py", number, -1, None) for number in range(4)]
+    calls = [Call(FUNCTION, "f", "f.py", number, -1, None) for number in range(4)]
+    for call in calls:
+        call.phase = FORWARD
     for number, first in ((2, 0), (3, 1)):
-        journal.frames.calls[number].first = first  # type: ignore[union-attr]
-    journal.frames.calls[1] = None
+        calls[number].first = first
+    journal.frames.calls = [*calls[:1], None, *calls[2:]]
     spool.copy(journal, {})
     assert records(spool, REPEATS) == [(REPEATS, 2, 0), (REPEATS, 3, 1)]
     assert [number for _, number, *_ in records(spool, ENDED)] == [0, 2, 3]
