@@ -158,7 +158,7 @@ def told(run: Run) -> list[str]:
             again = f"again {c['first'][i] - first}" if c["first"][i] >= 0 else ""
             rows.append((seq, "to", since(c["end_seq"][i]), "call", f"{i - first}", run.text(c["name"][i]),
                          PHASES[c["phase"][i]], f"in {c['parent'][i] - first}", f"number {c['ordinal'][i]}",
-                         f"at {line(c['site'][i])}" if c["site"][i] >= 0 else "", again))  # fmt: skip
+                         f"at {line(c['site'][i])}" if c["site"][i] != -1 else "", again))  # fmt: skip
     return [" ".join([str(seq - began), *filter(None, rest)]) for seq, *rest in sorted(rows)]
 
 

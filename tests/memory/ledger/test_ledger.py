@@ -690,6 +690,23 @@ def test_what_is_known_from_another_block_is_labelled_anew() -> None:
     del g, y, v
 
 
+def test_what_waits_when_a_measurement_ends_is_the_next_ones_where_it_is_asked_for() -> None:
+    """Neither the line nor the tape of the first counts then."""
+    x, made = c64(np.ones(BIG)), {"tg": tg}
+    exec(compile("def f(x):\n    return tg.exp(x * 2.0)", "<made>", "exec"), made)
+    f: Any = made["f"]
+    with tg.measure(), tg.GradientTape() as tape:
+        tape.watch(x)
+        kept, other = f(x), f(x)
+    with tg.measure(timeline=True) as m:
+        before = Counter(LEDGER.by("category"))
+        kept.numpy()
+        other.numpy()
+        assert Counter(LEDGER.by("category")) - before == {"user": 2 * rounded(8 * BIG)}
+        assert not any(line.startswith("<made>") for line in LEDGER.by("line"))
+    del tape
+
+
 def test_a_measure_that_an_interrupt_kept_from_being_left_ends_with_its_object() -> None:
     block = tg.measure()
     m = block.__enter__()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from collections.abc import Iterator, ValuesView
+from collections.abc import Callable, Iterator, ValuesView
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from tapegrad.core.buffer import Buffer, uncounted
 from tapegrad.core.node import leaf
 from tapegrad.device import CPU
 from tapegrad.errors import BudgetError
+from tapegrad.memory.ledger import ledger as ledger_module
+from tapegrad.memory.ledger.entries import Entry
 from tapegrad.memory.ledger.ledger import LEDGER
 
 LIMIT = 2**20
@@ -64,6 +68,35 @@ def test_what_comes_while_room_is_worked_out_is_in_none() -> None:
         LEDGER.limit(LIMIT)
         assert len(made) == 1 and left(m)
         LEDGER.promises_apart(promises)
+
+
+def walk() -> Callable[[], Any]:
+    with tg.GradientTape() as tape:
+        tape.watch(X)
+        y = tg.sin(X)
+    return partial(tape.gradient, y, X)
+
+
+@pytest.mark.parametrize("prepare", [lambda: partial(tg.sin, X), walk])
+def test_a_small_value_is_in_none_though_that_is_worked_out_while_it_is_counted(
+    prepare: Callable[[], Callable[[], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread does that, when the value has taken its room and nobody has been told of it yet."""
+
+    def entry(*args: Any) -> Entry:
+        if sys._getframe(1).f_code.co_name in ("evaluated", "pulled"):  # without the lock
+            monkeypatch.undo()
+            LEDGER.limit(LIMIT)
+        return Entry(*args)
+
+    prepare()()
+    with tg.memory_budget(LIMIT) as m:
+        work = prepare()
+        monkeypatch.setattr(ledger_module, "Entry", entry)
+        y = work()
+        assert ledger_module.Entry is Entry and left(m)
+        del y, work
+        assert left(m)
 
 
 def test_what_is_promised_is_in_none() -> None:
