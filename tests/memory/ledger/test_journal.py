@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.core.buffer import uncounted
 from tapegrad.memory.ledger.figures import Replayed
 from tapegrad.memory.ledger.journal import OOM, STEP, USER, Journal, Part, Parts
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -253,6 +254,15 @@ def test_a_small_run_is_written_down_event_by_event() -> None:
     assert told(run) == RUN.strip().splitlines()
     there = {run.text(h): CATEGORIES[c] for h, c in zip(run.allocs["holder"], run.allocs["category"], strict=True)}
     assert there["w"] == "parameter"
+
+
+def test_the_end_of_the_first_value_is_noted_too() -> None:
+    gc.collect()
+    uncounted.clear()
+    LEDGER.forget(0)
+    kept = [tg.asarray(np.ones(4, np.float32)) for _ in range(2)]
+    a = recorded(kept.clear).allocs
+    assert len(a["end_seq"]) == 2 and min(a["end_seq"]) > max(a["begin_seq"])
 
 
 def in_a_function(layer: Any, x: tg.Tensor) -> tg.Tensor:

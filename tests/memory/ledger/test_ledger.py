@@ -698,7 +698,7 @@ def test_what_waits_when_a_measurement_ends_is_the_next_ones_where_it_is_asked_f
     with tg.measure(), tg.GradientTape() as tape:
         tape.watch(x)
         kept, other = f(x), f(x)
-    with tg.measure(timeline=True) as m:
+    with tg.measure(timeline=True):
         before = Counter(LEDGER.by("category"))
         kept.numpy()
         other.numpy()

@@ -60,6 +60,8 @@ def test_a_step_ends_where_the_next_tape_records_after_a_gradient(marks: list[in
         assert marks == []
         gradient()
         assert marks == [BY_GRADIENT]
+        gradient(lambda x: (tg.cumulative_sum(x), marks.append(-1))[0])  # a value that is told of by itself
+        assert (marks.pop(), marks.pop()) == (-1, BY_GRADIENT)
         gradient(lambda x: (gradient(), tg.sin(x))[1])  # ends one; the inner gradient ends none
         assert marks == [BY_GRADIENT] * 2
         gradient(tg.recompute_grad(lambda x: (gradient(), tg.sin(x))[1]))  # nor does that in a rerun
