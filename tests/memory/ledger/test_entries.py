@@ -98,6 +98,9 @@ def test_the_top_is_found_where_it_is_reached() -> None:
     rise = Rise(events, 100)
     assert rise.event is events[1] and (rise.top, rise.live) == (sums.top, sums.live)
     assert Rise(events[2:], 4096).event is None
+    come, goes = (of_bytes(512, "exp"), "user", "(here)", Entry(told, print)), told.entries[0]
+    goes.nbytes = 512
+    assert Rise([come, goes, (*come,), goes], 0).event is come, "of those that are as high the first"
     assert len(sums.changes) == 2 and not sums.left and not sums.handed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.memory.ledger import frames
-from tapegrad.memory.ledger.frames import NamedPlace, Ordinals, named
+from tapegrad.memory.ledger.frames import FUNCTION, Call, Frames, NamedPlace, Ordinals, named
 from tapegrad.memory.ledger.phase import STEPS
 
 X = np.ones(100)
@@ -44,6 +45,31 @@ def test_small_values_of_functions_that_take_turns_have_their_own_lines() -> Non
         "<made>:2": 1536, "<made>:3": 1536,
     }  # fmt: skip
     del kept
+
+
+def test_calls_are_forgotten_but_for_those_under_way_and_those_that_they_are_in() -> None:
+    seen = Frames("none")
+
+    def inner() -> None:
+        assert seen.look(sys._getframe())[0] == -1
+        under_way = {n for n in range(len(seen.calls)) if seen.calls[n] is not None}
+        code = inner.__code__
+        names = [call.name for call in seen.calls if call is not None]
+        assert names[-3:] == [f.__code__.co_qualname for f in (outer, middle, inner)] and code.co_qualname == names[-1]
+        seen.begin(Call(FUNCTION, "over", "f.py", 1, -1, None))
+        seen.forget([*under_way, len(seen.calls) - 1])
+        assert {n for n in range(len(seen.calls)) if seen.calls[n] is not None} == under_way
+
+    def middle() -> None:
+        inner()
+
+    def outer() -> None:
+        middle()
+
+    outer()
+    seen._call_of.clear()  # as when their frames are gone
+    seen.forget([])
+    assert not any(seen.calls)
 
 
 @pytest.mark.parametrize("by_step", [False, True])

@@ -90,11 +90,14 @@ WORKS: list[Callable[[Any, Any], Any]] = [
 ]
 
 
+PLACES = {*locks._sections, Ledger._drain.__code__}
+
+
 class InSections(Interrupts):
-    """At lines of the sections themselves."""
+    """At lines of the sections themselves, and where events are added."""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return super().__call__(frame, event, arg) if frame.f_code in locks._sections else None
+        return super().__call__(frame, event, arg) if frame.f_code in PLACES else None
 
 
 @pytest.mark.parametrize("within", ["a measure", "a timeline", "a budget"])
@@ -172,3 +175,25 @@ def test_a_forked_child_has_the_promises_of_the_thread_that_forked() -> None:
         other.join(20)
         assert not LEDGER.promised_bytes and LEDGER.room == limit - m.live_bytes
     assert outcome == [0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_counts_on_though_another_thread_was_adding_sums() -> None:
+    small, kept, over = c64(np.linspace(0.0, 1.0, SMALL)), threading.Event(), threading.Event()
+    small * 2.0  # its constant is there
+    with tg.measure() as m:
+        base = m.live_bytes
+        LEDGER._events.append(lambda: (kept.set(), over.wait(20)))
+        other = threading.Thread(target=LEDGER.settle)
+        other.start()
+        kept.wait(20)
+        child = os.fork()
+        if not child:
+            y = small * 2.0
+            os._exit(0 if m.live_bytes == base + y.nbytes + 224 else 1)
+        outcome = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        over.set()
+        other.join(20)
+        assert m.live_bytes == base
+    assert outcome == 0

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -352,3 +353,17 @@ def test_a_rerun_of_a_function_of_ours_repeats_the_call_that_made_its_values(f: 
     ]  # fmt: skip
     where = ("", 0) if isinstance(f, partial) else (f.__code__.co_filename, f.__code__.co_firstlineno)
     assert [(run.text(file), line) for file, line in zip(c["file"], c["line"], strict=True)] == [where] * 2
+
+
+def test_a_scope_may_be_entered_by_an_exit_stack() -> None:
+    x = tg.asarray(np.ones(4, np.float32))
+
+    def program() -> None:
+        with ExitStack() as stack:
+            stack.enter_context(tg.memory.scope("inside"))
+            tg.exp(x)
+        tg.sin(x)
+
+    run = recorded(program)
+    names = [run.text(run.calls["name"][call]).rpartition(".")[2] for call in run.ops["call"]]
+    assert names == ["inside", "program"]

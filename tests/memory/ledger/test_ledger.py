@@ -167,6 +167,33 @@ def test_peaks_by_primitive_and_source_line() -> None:
     del kept, line
 
 
+def test_only_what_a_tape_keeps_is_an_activation_when_it_gets_its_bytes() -> None:
+    x, n = c64(np.ones(BIG)), rounded(8 * BIG)
+    x + 1.0  # makes the constant
+    with tg.measure():
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.exp(x)
+        before, other = Counter(LEDGER.by("category")), x + 1.0
+        other.numpy()
+        assert Counter(LEDGER.by("category")) - before == {"user": n}
+        y.numpy()
+        assert Counter(LEDGER.by("category")) - before == {"user": n, "activation": n}
+    del tape
+
+
+def test_the_parts_of_a_peak_are_noted_before_what_was_there_goes() -> None:
+    x = c64(np.ones(100))
+    with tg.measure() as m:
+        live, y = m.live_bytes, tg.exp(x)
+        assert m.live_bytes == live + 1024  # adds it
+        del y
+        assert m.live_bytes == live
+        z = tg.sin(c64(np.ones(10)))
+    assert (m.peak_bytes - live, m.peak_by_primitive["exp"], m.peak_by_primitive.get("sin")) == (1024, 1024, None)
+    del z
+
+
 @pytest.mark.parametrize("timeline", [False, True])
 def test_the_parts_of_a_peak_are_those_when_it_was_reached(timeline: bool) -> None:
     """Not what the same bytes serve as later, when as many are alive."""

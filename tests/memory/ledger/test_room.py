@@ -113,6 +113,20 @@ def test_what_is_promised_is_in_none() -> None:
         assert not LEDGER.promised_bytes and left(m)
 
 
+@pytest.mark.parametrize(("values", "others"), [(1, 0), (2, 0), (1, 512)])
+def test_what_is_made_takes_what_was_promised_for_it_first(values: int, others: int) -> None:
+    def make() -> tg.Tensor:
+        made = tg.asarray(np.zeros((512 + others) // 8))
+        assert LEDGER.promised_bytes == 512 * values - 512 and left(m)
+        return made
+
+    with tg.memory_budget(LIMIT) as m:
+        y = account.current.in_room([X._buffer.node.aval] * values, ["f"] * values, make)
+        assert not LEDGER.promised_bytes and left(m)
+        del y
+        assert left(m)
+
+
 def test_what_another_thread_has_made_while_counting_began_takes_room() -> None:
     """Nobody was told of it."""
     own = Buffer(None, leaf(shaped((100,), np.dtype("float64"), CPU)))
