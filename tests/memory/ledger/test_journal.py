@@ -299,6 +299,8 @@ def test_a_rerun_that_makes_ever_more_other_nodes_still_names_what_it_repeats() 
 
     def f(y: tg.Tensor) -> tg.Tensor:
         runs[0] += 1
+        if runs[0] == 2:
+            tg.cumulative_sum(x[:3]).numpy()
         for function in functions:
             for _ in range(10 if runs[0] == 2 else 0):
                 x[:3]
@@ -314,6 +316,25 @@ def test_a_rerun_that_makes_ever_more_other_nodes_still_names_what_it_repeats() 
     a = recorded(program).allocs
     old = [o for o, p, size in zip(a["remat_of"], a["phase"], a["bytes"]) if PHASES[p] == "recompute" and size == 4096]
     assert runs == [2] and len(old) == 10 and min(old) >= 0 and len(set(old)) == 10
+    other = [o for o, p, size in zip(a["remat_of"], a["phase"], a["bytes"]) if PHASES[p] == "recompute" and size == 512]
+    assert other == [-1], "what repeats nothing"
+
+
+def test_calls_are_numbered_anew_under_each_tape_and_those_of_reruns_in_each_step() -> None:
+    x, w = tg.asarray(np.ones(4, np.float32)), tg.Variable(np.ones(4, np.float32))
+
+    def program() -> None:
+        tapes = []
+        for _ in range(2):
+            with tg.GradientTape() as tape:
+                tapes.append((tape, tg.recompute_grad(f)(x, w), tg.recompute_grad(f)(x, w)))
+        for tape, *ys in tapes:
+            tape.gradient(ys, w)
+
+    run = recorded(program)
+    c = run.calls
+    found = [(PHASES[p], n) for p, name, n in zip(c["phase"], c["name"], c["ordinal"]) if run.text(name) == "f"]
+    assert found == [(phase, n) for phase in ("forward", "recompute") for n in (0, 1, 0, 1)]
 
 
 def test_what_holds_a_value_is_who_told_of_its_most_telling_category_last() -> None:

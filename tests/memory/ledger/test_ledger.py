@@ -785,6 +785,17 @@ def test_what_waits_to_be_summed_is_bounded_in_a_walk() -> None:
     assert len(waiting) == 1 and waiting[0] < 5000
 
 
+def test_a_category_that_is_told_when_many_events_wait_is_that_of_what_was_made_just_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = c64(np.ones(100))
+    with tg.measure():
+        before, y = Counter(LEDGER.by("category")), tg.exp(x)
+        monkeypatch.setattr(ledger_module, "_MOST_EVENTS", 0)
+        LEDGER.labelled(y._buffer, "gradient")
+        assert Counter(LEDGER.by("category")) - before == {"gradient": 1024}
+
+
 def test_what_is_done_aside_is_in_no_figure_but_what_it_leaves() -> None:
     with tg.measure() as m:
         base, peak = m.live_bytes, m.peak_bytes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,32 @@ def test_the_file_is_removed_by_the_process_that_made_it_alone(spool: Spool, mon
     assert Path(spool.path).stat().st_size == size and not records(spool, REPLAY)
     spool.remove()
     assert not Path(spool.path).exists()
+
+
+def test_after_a_problem_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there is room again: what was lost in between would be missing."""
+    monkeypatch.setattr(spools, "WINDOW", mmap.ALLOCATIONGRANULARITY)
+    spool = Spool(tmp_path / "journal", {})
+    window = spools.WINDOW
+
+    def fill() -> None:
+        for number in range(window // LAYOUTS[REPLAY].size + 1):
+            spool.put(REPLAY, number, 1, 2, 3)
+
+    with monkeypatch.context() as inside:  # as in a forked child
+        inside.setattr(os, "getpid", lambda: -1)
+        fill()
+    assert (spool.problem, spool.size, Path(spool.path).stat().st_size) == ("", window, window)
+    with monkeypatch.context() as inside:
+        inside.setattr(Spool, "_next_window", full)
+        fill()
+    assert spool.problem == "No space left on device"
+    fill()
+    assert (spool.problem, spool.size, Path(spool.path).stat().st_size) == ("No space left on device", window, window)
+
+
+def full(spool: Spool, nbytes: int) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_collectives_are_texts_with_their_numbers(spool: Spool) -> None:
