@@ -334,7 +334,8 @@ class Ledger(Account):
             self._held += 1
             try:
                 self._note_changes()
-                self._label_old()
+                if self._open:  # else there is no epoch yet, and variables that are made before it begins are missed
+                    self._label_old()
                 yield self._entries
             finally:
                 self._held -= 1

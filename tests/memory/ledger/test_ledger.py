@@ -734,6 +734,20 @@ def test_what_waits_when_a_measurement_ends_is_the_next_ones_where_it_is_asked_f
     del tape
 
 
+def test_a_variable_made_after_a_look_at_the_resting_ledger_is_a_parameter() -> None:
+    """As after a profile, which is asked for its run when it is over."""
+    with tg.measure() as m:
+        pass
+    before = m.live_by_category.get("parameter", 0)
+    with LEDGER.held():
+        pass
+    v = var64(np.ones(200))
+    with tg.measure() as m:
+        pass
+    assert m.live_by_category["parameter"] == m.peak_by_category["parameter"] == before + 2048
+    del v
+
+
 def test_a_measure_that_an_interrupt_kept_from_being_left_ends_with_its_object() -> None:
     block = tg.measure()
     m = block.__enter__()
