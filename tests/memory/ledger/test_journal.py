@@ -392,3 +392,11 @@ def test_a_scope_may_be_entered_by_an_exit_stack() -> None:
     run = recorded(program)
     names = [run.text(run.calls["name"][call]).rpartition(".")[2] for call in run.ops["call"]]
     assert names == ["inside", "program"]
+
+
+@pytest.mark.parametrize(("made", "last"), [("tg.exp(x)", "allocs"), ("tg.exp(x); x[1:]", "ops")])
+def test_the_first_call_of_a_script_goes_on_until_the_last_that_it_does(made: str, last: str) -> None:
+    scope = {"tg": tg, "x": tg.asarray(np.ones(100, np.float32))}
+    code = compile(f"def g(x):\n    y = {made}\n    return y\nz = g(x)", "<a script>", "exec")
+    run = recorded(lambda: exec(code, scope))
+    assert run.calls["end_seq"] == [{"allocs": run.allocs["begin_seq"], "ops": run.ops["seq"]}[last][-1]]

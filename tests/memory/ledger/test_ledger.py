@@ -620,8 +620,9 @@ def test_an_array_that_a_walk_made_while_nobody_counted_is_counted_with_its_buff
         before = m.live_bytes
         own = Buffer(None, leaf(shaped((100,), np.dtype("float64"), CPU)))
         own.array = np.zeros(100)
+        others = weakref.ref(own.array)  # is no entry
         account.current.owned(own)
-        assert m.live_bytes - before == 1024
+        assert m.live_bytes - before == 1024 and others() is own.array
         del own
         assert m.live_bytes == before
 

@@ -141,3 +141,13 @@ def test_what_another_thread_has_made_while_counting_began_takes_room() -> None:
         x = tg.asarray(np.zeros(100, np.float32))
         assert b.live_bytes == b.peak_bytes == base + 1536
     del x
+
+
+def test_what_is_forgotten_takes_none() -> None:
+    with tg.memory_budget(LIMIT) as m:
+        x = tg.asarray(np.zeros(100, np.float32))
+        live = m.live_bytes
+        assert LEDGER.forget(x._buffer.node.index) == [x._buffer]
+        assert m.live_bytes == live - 512 and left(m)
+        del x
+        assert m.live_bytes == live - 512 and left(m)
