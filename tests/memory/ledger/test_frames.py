@@ -67,6 +67,12 @@ def test_calls_are_forgotten_but_for_those_under_way_and_those_that_they_are_in(
         middle()
 
     outer()
+    chain = [-1]
+    for _ in range(3):
+        chain.append(seen.begin(Call(FUNCTION, "in another", "f.py", 1, chain[-1], None)))
+    seen._call_of[0] = chain[-1]  # of the others no frame is known
+    seen.forget(chain[1:])
+    assert all(seen.calls[number] is not None for number in chain[1:])
     seen._call_of.clear()  # as when their frames are gone
     seen.forget([])
     assert not any(seen.calls)

@@ -400,3 +400,25 @@ def test_the_first_call_of_a_script_goes_on_until_the_last_that_it_does(made: st
     code = compile(f"def g(x):\n    y = {made}\n    return y\nz = g(x)", "<a script>", "exec")
     run = recorded(lambda: exec(code, scope))
     assert run.calls["end_seq"] == [{"allocs": run.allocs["begin_seq"], "ops": run.ops["seq"]}[last][-1]]
+
+
+def test_what_a_step_leaves_to_the_next_has_the_line_that_made_it() -> None:
+    """A value that waits for its bytes, and a gradient."""
+    x = tg.asarray(np.ones(40_000, np.float32))
+
+    def program() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.exp(x)
+            z = tg.sum(tg.sin(x))
+        tg.memory.step()
+        y.numpy()
+        tape.gradient(z, x).numpy()
+
+    run = recorded(program)
+    first = program.__code__.co_firstlineno
+    lines = [(run.text(op), run.frame_of(stack)[1] - first) for op, stack in zip(run.allocs["op"], run.allocs["stack"])
+             if op >= 0 and stack >= 0]  # fmt: skip
+    assert ("exp", 3) in lines and ("sum", 4) in lines
+    backward = [run.frame_of(stack)[1] - first for stack, p in zip(run.ops["stack"], run.ops["phase"]) if p == 1]
+    assert backward and set(backward) == {4}
