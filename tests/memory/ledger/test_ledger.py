@@ -812,12 +812,24 @@ def test_a_category_that_is_told_when_many_events_wait_is_that_of_what_was_made_
 
 
 def test_what_is_done_aside_is_in_no_figure_but_what_it_leaves() -> None:
+    gone = c64(np.ones(10))
     with tg.measure() as m:
         base, peak = m.live_bytes, m.peak_bytes
         left = LEDGER.aside(lambda: tg.exp(c64(np.ones(100))))
         assert (m.allocated_bytes, m.peak_bytes, m.kernel_runs, m.cost) == (0, peak, 0, 0)
         assert m.live_bytes - base == 1024
+        del gone
+        assert (m.live_bytes - base, m.peak_bytes) == (512, peak)
     del left
+
+
+def test_within_a_budget_alone_what_was_there_before_has_its_category() -> None:
+    with tg.memory_budget("1GiB"):
+        before = LEDGER.by("category").get("parameter", 0)
+    v = var64(np.ones(200))
+    with tg.memory_budget("1GiB"):
+        assert LEDGER.by("category")["parameter"] == before + 2048
+    del v
 
 
 def test_who_holds_the_ledger_sees_what_was_made_just_before() -> None:
