@@ -291,6 +291,8 @@ def test_what_a_rerun_of_a_layer_makes_has_the_line_of_the_first_run(called: Any
         tape.gradient(loss, layer.trainable_variables)
 
     program()
+    whole = recorded(program, stacks="full").allocs
+    assert [o >= 0 for o, p in zip(whole["remat_of"], whole["phase"]) if PHASES[p] == "recompute"] == [True] * 2
     a = recorded(program).allocs
     again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
     assert len(again) > 1 and all(a["remat_of"][i] >= 0 for i in again)
