@@ -63,7 +63,7 @@ class Mutant:
     """A change of one expression or statement, from ``start`` to ``stop`` in the bytes of the file.
 
     ``statement`` is the line of the statement of a function that is changed; 0 where that runs at import.  ``nth``: of
-    the same changes of its line.
+    those that read the same, with the line before.
     """
 
     path: Path
@@ -91,8 +91,8 @@ class Mutant:
     def key(self) -> tuple[str, str, str, str]:
         """How ``mutants_equal.csv`` names it: without the number of the line, which changes for other reasons.
 
-        A line that the file has several times is named together with the one before it; of several changes of a line
-        that read the same the second one is called ``1 (2nd)``, and so on.
+        A line that the file has several times is named together with the one before it; of several that
+        still read the same the second one is called ``1 (2nd)``, and so on.
         """
         lines = [line.strip() for line in (ROOT / self.path).read_text().splitlines()]
         line = lines[self.line - 1]
@@ -108,7 +108,8 @@ def _one_line(text: str) -> str:
 
 def mutants(path: Path, text: str) -> Iterator[Mutant]:
     """All mutants of a file."""
-    seen: Counter[tuple[int, str, str]] = Counter()
+    seen: Counter[tuple[str, ...]] = Counter()
+    lines = ["", *(line.strip() for line in text.splitlines())]
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -120,8 +121,9 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
         start, stop = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
         before = text.encode()[start:stop].decode()
         if before != after:
-            seen[place.lineno, before, after] += 1
-            yield Mutant(path, place.lineno, statement, start, stop, before, after, seen[place.lineno, before, after])
+            alike = (*lines[place.lineno - 1 : place.lineno + 1], before, after)
+            seen[alike] += 1
+            yield Mutant(path, place.lineno, statement, start, stop, before, after, seen[alike])
 
 
 def _with_statements(node: ast.AST, statement: int = 0, inside: bool = False) -> Iterator[tuple[ast.AST, int]]:
@@ -314,24 +316,37 @@ def noticed(copy: Path, mutant: Mutant, tests: list[str], seconds: Callable[[lis
 
     ``seconds``: how long some of the ``tests`` may take.
     """
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     text = (ROOT / mutant.path).read_bytes()
-    order = copy / "tests.json"
-    write(copy / mutant.path, mutant.apply(text))
-    try:
-        # Most mutants are noticed at once: it takes longer to import all files than to run the first.
-        for some in filter(None, (files[:2], files[2:])):
-            theirs = [test for test in tests if test.partition("::")[0] in some]
-            order.write_text(json.dumps(theirs))
-            status, output = pytest(copy, ["-x", *some], seconds(theirs), MUTANTS_TESTS=str(order))
-            if status is None:
-                return "hangs"
-            if status:
-                failure = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-                return failure[1] if failure else f"pytest ends with status {status}"
-    finally:
-        write(copy / mutant.path, text)
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    # Most mutants are noticed at once: it takes longer to import all files than to run the first.
+    waiting = [[test for test in tests if test.partition("::")[0] in some] for some in (files[:2], files[2:])]
+    while waiting:
+        some = waiting.pop(0)
+        write(copy / mutant.path, mutant.apply(text))
+        try:
+            how = _failure(copy, some, seconds)
+        finally:
+            write(copy / mutant.path, text)
+        if how in some and _failure(copy, some[: some.index(how) + 1], seconds) == how:
+            print(f"{how} fails without any change where others do not run: left out", file=sys.stderr)
+            waiting.insert(0, [test for test in some if test != how])
+        elif how:
+            return how
     return ""
+
+
+def _failure(copy: Path, tests: list[str], seconds: Callable[[list[str]], float]) -> str:
+    """The first of the tests that fails; "" if none does, and if none can be named why."""
+    if not tests:
+        return ""
+    order = copy / "tests.json"
+    order.write_text(json.dumps(tests))
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    status, output = pytest(copy, ["-x", *files], seconds(tests), MUTANTS_TESTS=str(order))
+    if status is None:
+        return "hangs"
+    failure = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    return "" if not status else failure[1] if failure else f"pytest ends with status {status}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -58,13 +58,18 @@ def test_a_change_is_noticed_or_not_or_hangs(tmp_path: Path) -> None:
     path, test = Path("tapegrad/core/aval.py"), "tests/core/test_aval.py::test_axes"
     text = (mutants.ROOT / path).read_bytes()
 
-    def how(before: str, after: str, seconds: float = 60) -> str:
+    (copy / "tests/test_fragile.py").write_text("def test_alone() -> None:\n    raise AssertionError\n")
+    fragile = "tests/test_fragile.py::test_alone"
+
+    def how(before: str, after: str, seconds: float = 60, tests: list[str] = [test]) -> str:  # noqa: B006
         start = text.index(before.encode())
         mutant = mutants.Mutant(path, 1, 0, start, start + len(before), before, after)
-        return mutants.noticed(copy, mutant, [test], lambda tests: seconds)
+        return mutants.noticed(copy, mutant, tests, lambda tests: seconds)
 
     assert how("return axis + ndim", "return axis - ndim") == test
     assert how("names a dimension", "names an axis") == ""
+    assert how("names a dimension", "names an axis", tests=[fragile, test]) == ""  # which fails anyway
+    assert how("return axis + ndim", "return axis - ndim", tests=[fragile, test]) == test
     assert how("axis = axis.__index__()", "while True: pass", 5) == "hangs"
     assert how("import weakref", "import weakrefs")
     assert (copy / path).read_bytes() == text

@@ -7,6 +7,7 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.report import UNKNOWN, Row, report, saved
+from tapegrad.memory.report import UNKNOWN, Report, Row, Saved, report, saved
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,21 @@ def test_the_bytes_are_the_ledgers_and_lines_are_known_in_a_measurement() -> Non
     del y
 
 
+def test_within_a_budget_the_lines_of_large_values_are_known() -> None:
+    x = tensor(256, 256)
+    with tg.memory_budget("64MiB"), tg.GradientTape() as tape:
+        tape.watch(x)
+        large = tg.softmax(x)
+        line = line_before()
+        small = tg.softmax(large[:1])
+        found = saved(tape)
+    assert [(r.op, r.nbytes, r.line) for r in found.rows if r.state == "saved"] == [
+        ("softmax", 2**18, line), ("softmax", 1024, "(small values)"),
+    ]  # fmt: skip
+    assert "(" not in str(found)
+    del small
+
+
 def test_pending_values_and_views_name_what_they_are_made_from() -> None:
     x, v = tensor(256, 256), tensor(256, 256)
     with tg.GradientTape() as tape:
@@ -102,6 +118,7 @@ def test_pending_values_and_views_name_what_they_are_made_from() -> None:
     assert view.value == "float32[251,256]" and view.kept_bytes == 0 and view.made_from == (v._buffer.node.index,)
     assert sum(r.kept_bytes for r in saved(tape).rows if r.op == "input" and r.nbytes > 4) == 2 * 2**18
     text = str(saved(tape))
+    assert all(r.times == 0 for r in by.values())
     assert f"from %{inputs[0]} %{inputs[1]}" in text and f"in %{v._buffer.node.index}" in text
     del y, z
 
@@ -186,6 +203,28 @@ def test_tables() -> None:
         z = tg.exp(x)
         assert "test_report.py:" in str(saved(tape)) and "lines" not in str(saved(tape))
     del z
+
+
+def test_tables_of_rows_made_by_hand() -> None:
+    """Numbers to the right, the rest to the left; a note in brackets is no line; lines have at most 100 characters."""
+    rows = (
+        Row(7, "input", (64, 64), "float32", 16384, 16384, "saved", "/src/a.py:3"),
+        Row(12, "tanh", (2, 64), "float32", 512, 0, "pending", "(noted)", times=2, made_from=(7, 9)),
+        Row(13, "slice", (), "float32", 4, 0, "view", "/src/a.py:14", made_from=(7,)),
+    )
+    assert str(Report(rows)).splitlines() == [
+        "the tape keeps 16.0 KiB: 1 saved, 1 pending, 1 view",
+        "    kept       value           made by  state    again  line",
+        "16.0 KiB  %7   float32[64,64]  input    saved           a.py:3",
+        "     0 B  %12  float32[2,64]   tanh     pending  2      ?        from %7 %9",
+        "     0 B  %13  float32[]       slice    view            a.py:14  in %7",
+    ]
+    one = Row(7, "", (64, 64), "float32", 16384, 16384, "saved", "/src/a.py:3")
+    others = len(str(Saved((one,))).splitlines()[2]) - len("made by")
+    for length in (100, 101, 120):
+        text = str(Saved((replace(one, op="n" * (length - others)),))).splitlines()[2]
+        assert len(text) == 100 and text.endswith("a.py:3" if length == 100 else "...")
+        assert text[:97] == f"16.0 KiB  %7  float32[64,64]  {'n' * (length - others)}  a.py:3"[:97]
 
 
 @pytest.mark.parametrize("ask", [report, saved])
@@ -310,3 +349,14 @@ def test_what_a_checkpoint_keeps_is_listed_by_name() -> None:
     }  # fmt: skip
     assert saved(tape).kept_bytes == 3 * 16384 + 512  # and a number
     del z
+
+
+def test_what_variables_held_when_a_checkpoint_was_called_is_listed() -> None:
+    """Its function changes them: the rerun will see what was there before."""
+    x, before = tensor(64, 64), count()._cell._content.node.index
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = tg.recompute_grad(counting)(x)
+    found = {r.index: (r.op, r.state, r.kept_bytes) for r in saved(tape).rows}
+    assert found[before] == ("variable (a former content)", "held", 0)
+    del y

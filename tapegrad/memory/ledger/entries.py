@@ -174,7 +174,7 @@ class Rise:
                 change = event[0]
                 changes.append(change)
                 high = live + change.top
-                if high > top:
+                if top < high:
                     top, self.event = high, event
                 live += change.net
             elif kind is Entry:

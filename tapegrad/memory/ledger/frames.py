@@ -167,6 +167,7 @@ class Call:
 
     __slots__ = ("begin_ns", "begin_seq", "code", "end_ns", "end_seq", "file", "first", "kind", "line", "name",
                  "ordinal", "parent", "phase", "site")  # fmt: skip
+    phase: int
 
     def __init__(
         self, kind: int, name: str, file: str, line: int, parent: int, code: CodeType | None, site: int = -1
@@ -176,7 +177,6 @@ class Call:
         """The place of the program's that makes it (-1: another's, or not asked for)."""
         self.begin_seq = self.end_seq = self.begin_ns = self.end_ns = self.ordinal = 0
         self.first = -1
-        self.phase = 0
 
     @property
     def key(self) -> tuple[int, str, str, int]:

@@ -194,7 +194,7 @@ class Journal:
         if self.spool is not None:
             self.spool.replay(self, row)
 
-    def mark(self, kind: int, text: str = "", peak: int = 0) -> int:
+    def mark(self, kind: int, text: str, peak: int) -> int:
         """Something worth a mark; the end of a step closes its part.  Returns its seq."""
         seq = self._tick()
         self.marks.append((seq, perf_counter_ns(), kind, text))

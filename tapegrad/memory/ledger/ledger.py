@@ -236,7 +236,6 @@ class Ledger(Account):
                             entry.came = -1
                         else:
                             self._entries.add(entry, primitive, category, place, self._epoch)
-                self._drain()
                 self._entries.recount()
                 self._find_room()
         told = [id(e) for event in self._events if type(event) is tuple for e in event[3:]]
@@ -335,7 +334,8 @@ class Ledger(Account):
             self._held += 1
             try:
                 self._note_changes()
-                self._label_old()
+                if self._open:  # else there is no epoch yet, and variables that are made before it begins are missed
+                    self._label_old()
                 yield self._entries
             finally:
                 self._held -= 1
@@ -383,10 +383,10 @@ class Ledger(Account):
         buffer: Any = weak()
         if type(buffer.array) is HostScalar:  # a kernel's argument: nothing lies on the device
             return
-        if self._at_once:
-            self.count(buffer, True)
-            return
         try:
+            if self._at_once:
+                self.count(buffer, True)
+                return
             place = self._places.pop(buffer, None) if self._placed else None
             self._enter(buffer, self._category_of(buffer), place or (user_place() if self.detailed else _SMALL))
             if self._limit != inf:  # another thread has entered a budget meanwhile
@@ -565,7 +565,7 @@ class Ledger(Account):
                 cost = cost_of(node, [b.node.aval for b in node.prim.apart(inputs)[0]])
             if len(self._work) >= _MOST_EVENTS:
                 self.locked(self._add_work)
-            self._work.append(Costs(units(cost), HERE.restoring > 0))
+            self._work.append(Costs(units(cost), HERE.restoring))
 
     @whole
     def locked(self, tell: Callable[..., Any], *args: Any) -> Any:
@@ -669,7 +669,7 @@ class Ledger(Account):
 
     @contextmanager
     def apart(self, measure: Measure) -> Iterator[None]:
-        """Only ``measure``, an open one, is told of what happens in the block."""
+        """Only ``measure`` is told of what happens in the block."""
         self.settle(True)
         before, self._open = self._open, [measure]
         self._update_at_once()
@@ -689,14 +689,8 @@ class Ledger(Account):
         """What ``f(*args)`` returns; who counts now is not told of what it does."""
         if not self._open:
             return f(*args)
-        mine = Measure(detailed=False)
-        with _ASIDE:  # who comes first must leave last
-            self.open(mine)
-            try:
-                with self.apart(mine):
-                    return f(*args)
-            finally:
-                self.close(mine)
+        with _ASIDE, self.apart(Measure(detailed=False)):  # who comes first must leave last
+            return f(*args)
 
     @whole
     def forget(self, since: int) -> list[Buffer]:
@@ -929,7 +923,7 @@ class Ledger(Account):
     def rerun(self, f: Callable[..., T], *args: Any, shift: int = 0) -> T:
         """A checkpointed function, ``f(*args)``, runs again in this thread."""
         self._reran()
-        return during(f, *args, reruns=HERE.reruns + 1, shift=shift, special=True)
+        return during(f, *args, reruns=True, shift=shift, special=True)
 
     def scratch(self, nbytes: int) -> None:
         """A kernel took workspace."""
@@ -948,7 +942,7 @@ class Ledger(Account):
             place = user_place() if self.detailed else None
             category = "rematerialized" if HERE.reruns else "temporary"
             pulls = None if HERE.restoring else category, place
-            return during(f, *args, walking=HERE.walking + 1, source=HERE.source, pulls=pulls)
+            return during(f, *args, walking=True, source=HERE.source, pulls=pulls)
         finally:
             if self.journal is not None and not HERE.walking:
                 thread.executor.happened(partial(self.locked, self.journal.walked, began_ns))

@@ -24,14 +24,14 @@ FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(5)
 
 
 class _Here(threading.local):
-    reruns = 0
-    """Reruns and restorations under way, one within another."""
-    restoring = 0
-    """Restorations alone."""
+    reruns = False
+    """Whether a rerun or a restoration is under way."""
+    restoring = False
+    """Whether a restoration is."""
     special = False
     """False: nothing of what a small operation asks (``reruns``, ``differentiated``) is the case."""
-    walking = 0
-    """Gradient walks under way."""
+    walking = False
+    """Whether a gradient walk is under way."""
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
     pulls: tuple[str | None, Place | None] = "temporary", None
@@ -64,7 +64,7 @@ def set_differentiated(ended: bool) -> None:
     """Whether a walk of an outermost tape has ``ended`` in this thread since its last step did."""
     if ended:
         SPECIAL.add(get_ident())
-    HERE.differentiated, HERE.special = ended, ended or HERE.reruns > 0
+    HERE.differentiated, HERE.special = ended, ended or HERE.reruns
     if not HERE.special:
         SPECIAL.discard(get_ident())
 

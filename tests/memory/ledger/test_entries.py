@@ -15,8 +15,8 @@ from tapegrad.core.node import leaf
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.device import CPU
 from tapegrad.memory.ledger import entries as entries_module
-from tapegrad.memory.ledger.entries import Entries, Entry, Handed, Rise, Sums, Wanted
-from tapegrad.memory.ledger.figures import new_of_run, of_bytes
+from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Rise, Sums, Wanted
+from tapegrad.memory.ledger.figures import CATEGORIES, new_of_run, of_bytes
 
 
 class Thing:
@@ -98,6 +98,9 @@ def test_the_top_is_found_where_it_is_reached() -> None:
     rise = Rise(events, 100)
     assert rise.event is events[1] and (rise.top, rise.live) == (sums.top, sums.live)
     assert Rise(events[2:], 4096).event is None
+    come, goes = (of_bytes(512, "exp"), "user", "(here)", Entry(told, print)), told.entries[0]
+    goes.nbytes = 512
+    assert Rise([come, goes, (*come,), goes], 0).event is come, "of those that are as high the first"
     assert len(sums.changes) == 2 and not sums.left and not sums.handed
 
 
@@ -143,6 +146,36 @@ def test_what_is_alive_is_counted_anew() -> None:
     entries.recount()
     assert [entry in entries for entry in made] == [True, False, True] and made[1].nbytes == 0
     assert entries.live_bytes == 4608 and +entries.totals["category"] == {"user": 4608} == entries.by("category")
+
+
+def test_a_category_gives_way_to_those_that_tell_more_alone() -> None:
+    levels = [
+        "temporary user input",
+        "communication activation",
+        "rematerialized",
+        "gradient",
+        "optimizer",
+        "parameter",
+    ]
+    level = {category: number for number, names in enumerate(levels) for category in names.split()}
+    assert level.keys() == RANK.keys() == set(CATEGORIES)
+    assert all((RANK[a] < RANK[b]) == (level[a] < level[b]) for a in level for b in level)
+
+
+def test_what_late_nodes_have_made_is_forgotten() -> None:
+    tg.zeros(1)  # the engine is there
+    events, entries = list[Any](), Entries()
+    buffers = [Buffer(np.zeros(4), leaf(shaped((4,), np.dtype("float64"), CPU))) for _ in range(3)]
+    made = [Entry(b, events.append) for b in buffers]
+    for number, entry in enumerate(made):
+        entry.nbytes = 512 << number
+        entries.add(entry, "exp", "user", "(here)", 0)
+        entry.number = number
+    entries.live_bytes = 512 * 7
+    entries.sum_up(True)
+    assert entries.forget(buffers[1].node.index) == buffers[1:]
+    assert [(e in entries, e.nbytes, e.number) for e in made] == [(True, 512, 0), (False, 0, -1), (False, 0, -1)]
+    assert entries.live_bytes == 512 and +entries.totals["place"] == {"(here)": 512}
 
 
 def test_pending_buffers_that_are_gone_are_forgotten_when_their_number_has_doubled(

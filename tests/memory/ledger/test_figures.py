@@ -24,7 +24,7 @@ from tapegrad.engine.region import set_small
 from tapegrad.memory import policies
 from tapegrad.memory.budget.manager import Manager
 from tapegrad.memory.ledger import figures
-from tapegrad.memory.ledger.figures import Change, Measure, new_of_run
+from tapegrad.memory.ledger.figures import Change, Measure, Replayed, new_of_run
 from tapegrad.memory.ledger.ledger import LEDGER, Ledger
 
 Program = Callable[[Any, Any], Any]
@@ -269,6 +269,41 @@ def test_a_peak_inside_is_what_was_there_then() -> None:
         "tanh": 1024, "exp": 512, "sin": 1024,
     }  # fmt: skip
     del y, made
+
+
+def test_what_is_made_again_costs_what_it_cost_before() -> None:
+    x = tg.asarray(np.random.default_rng(1).normal(size=(16, 16)).astype(np.float32))
+
+    def step() -> None:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            h = x
+            for _ in range(6):
+                h = tg.softmax(h)
+            y = tg.sum(h)
+            del h
+        tape.gradient(y, x)
+
+    step()
+    with tg.measure() as plain:
+        base = plain.live_bytes
+        step()
+    with tg.memory_budget(base + 5 * 1024), tg.measure() as m:
+        step()
+    assert m.evictions and m.restored and plain.restored_cost == 0
+    assert m.restored_cost == m.cost - plain.cost == m.restored * (1 + 2 * 1024)
+
+
+def test_replays_by_hand() -> None:
+    """Of two arenas that are as large the later one is shown."""
+    nodes, arenas = Counter(exp=1, sin=2), [{"temporary": 512}, {"input": 256, "user": 256}, {"gradient": 100}]
+    with tg.measure() as m, tg.measure() as inner:
+        for number, arena in enumerate(arenas):
+            LEDGER.replayed(Replayed(3, 100, nodes, 2, arena, number, lambda: None, lambda: None))  # type: ignore
+        assert m.arena_by_category == arenas[1]
+    for each in (m, inner):
+        assert (each.kernel_runs, each.bytes_moved, each.restored) == (9, 300, 6)
+        assert each.nodes_run == Counter(exp=3, sin=6) and each.arena_by_category == arenas[1]
 
 
 @pytest.mark.parametrize("seed", [True, None])  # None: of ones, which are one element, repeated

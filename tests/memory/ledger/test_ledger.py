@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import weakref
 from collections import Counter
@@ -166,6 +167,45 @@ def test_peaks_by_primitive_and_source_line() -> None:
     del kept, line
 
 
+def test_only_what_a_tape_keeps_is_an_activation_when_it_gets_its_bytes() -> None:
+    x, n = c64(np.ones(BIG)), rounded(8 * BIG)
+    x + 1.0  # makes the constant
+    with tg.measure():
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.exp(x)
+        before, other = Counter(LEDGER.by("category")), x + 1.0
+        other.numpy()
+        assert Counter(LEDGER.by("category")) - before == {"user": n}
+        y.numpy()
+        assert Counter(LEDGER.by("category")) - before == {"user": n, "activation": n}
+    del tape
+
+
+def test_the_parts_of_a_peak_are_noted_before_what_was_there_goes() -> None:
+    x = c64(np.ones(100))
+    with tg.measure() as m:
+        live, y = m.live_bytes, tg.exp(x)
+        assert m.live_bytes == live + 1024  # adds it
+        del y
+        assert m.live_bytes == live
+        z = tg.sin(c64(np.ones(10)))
+    assert (m.peak_bytes - live, m.peak_by_primitive["exp"], m.peak_by_primitive.get("sin")) == (1024, 1024, None)
+    del z
+
+
+@pytest.mark.parametrize("timeline", [False, True])
+def test_the_parts_of_a_peak_are_those_when_it_was_reached(timeline: bool) -> None:
+    """Not what the same bytes serve as later, when as many are alive."""
+    with tg.measure(timeline=timeline) as m:
+        before = m.peak_by_category
+        x = c64(np.ones(100))
+        v = tg.Variable(x, category="optimizer")
+        assert LEDGER.by("category")["optimizer"] == before.get("optimizer", 0) + 1024
+    assert m.peak_by_category == {**before, "input": before.get("input", 0) + 1024}
+    del v
+
+
 @pytest.mark.parametrize("size", [50, BIG])
 @pytest.mark.parametrize("wrap", [tg.recompute_grad, lambda f: f])
 def test_after_a_step_only_results_are_left(size: int, wrap: Callable) -> None:
@@ -318,17 +358,41 @@ def test_bytes_of_other_threads_count() -> None:
 
 
 def test_a_timeline_has_every_change() -> None:
-    x = c64(np.ones(100))
+    x, began = c64(np.ones(100)), time.perf_counter()
     with tg.measure(timeline=True) as m:
         base = m.live_bytes
         y = tg.exp(x)
         del y
     assert [live - base for _, live, _ in m.samples] == [1024, 0]
     times = [t for t, _, _ in m.samples]
-    assert times == sorted(times) and times[0] >= 0
+    assert times == sorted(times) and 0 <= times[0] and times[-1] <= time.perf_counter() - began
     with tg.measure() as quiet:
         tg.exp(x)
     assert quiet.samples == []
+
+
+def test_a_timeline_has_what_goes_at_once_also_of_what_was_there_before() -> None:
+    with tg.measure() as outer:
+        x, y = c64(np.ones(100)), c64(np.ones(200))
+        live = outer.live_bytes
+        with tg.measure(timeline=True) as m:
+            del y
+            assert [live - now for _, now, _ in m.samples] == [2048]
+            del x
+            assert [live - now for _, now, _ in m.samples] == [2048, 3072]
+
+
+def test_who_is_told_apart_needs_not_be_told_one_by_one_and_who_has_a_timeline_goes_on() -> None:
+    x = c64(np.ones(100))
+    with tg.measure(timeline=True) as m:
+        assert account.one_by_one
+        with LEDGER.apart(Measure(detailed=False)):
+            assert not account.one_by_one
+            y = tg.exp(x)
+        assert account.one_by_one and not m.samples
+        z = tg.exp(x)
+        assert len(m.samples) == 1
+    del y, z
 
 
 def test_a_timeline_tells_what_is_kept_for_rules_made_again_or_not() -> None:
@@ -556,8 +620,9 @@ def test_an_array_that_a_walk_made_while_nobody_counted_is_counted_with_its_buff
         before = m.live_bytes
         own = Buffer(None, leaf(shaped((100,), np.dtype("float64"), CPU)))
         own.array = np.zeros(100)
+        others = weakref.ref(own.array)  # is no entry
         account.current.owned(own)
-        assert m.live_bytes - before == 1024
+        assert m.live_bytes - before == 1024 and others() is own.array
         del own
         assert m.live_bytes == before
 
@@ -653,6 +718,37 @@ def test_what_is_known_from_another_block_is_labelled_anew() -> None:
     del g, y, v
 
 
+def test_what_waits_when_a_measurement_ends_is_the_next_ones_where_it_is_asked_for() -> None:
+    """Neither the line nor the tape of the first counts then."""
+    x, made = c64(np.ones(BIG)), {"tg": tg}
+    exec(compile("def f(x):\n    return tg.exp(x * 2.0)", "<made>", "exec"), made)
+    f: Any = made["f"]
+    with tg.measure(), tg.GradientTape() as tape:
+        tape.watch(x)
+        kept, other = f(x), f(x)
+    with tg.measure(timeline=True):
+        before = Counter(LEDGER.by("category"))
+        kept.numpy()
+        other.numpy()
+        assert Counter(LEDGER.by("category")) - before == {"user": 2 * rounded(8 * BIG)}
+        assert not any(line.startswith("<made>") for line in LEDGER.by("line"))
+    del tape
+
+
+def test_a_variable_made_after_a_look_at_the_resting_ledger_is_a_parameter() -> None:
+    """As after a profile, which is asked for its run when it is over."""
+    with tg.measure() as m:
+        pass
+    before = m.live_by_category.get("parameter", 0)
+    with LEDGER.held():
+        pass
+    v = var64(np.ones(200))
+    with tg.measure() as m:
+        pass
+    assert m.live_by_category["parameter"] == m.peak_by_category["parameter"] == before + 2048
+    del v
+
+
 def test_a_measure_that_an_interrupt_kept_from_being_left_ends_with_its_object() -> None:
     block = tg.measure()
     m = block.__enter__()
@@ -704,13 +800,49 @@ def test_what_waits_to_be_summed_is_bounded_in_a_walk() -> None:
     assert len(waiting) == 1 and waiting[0] < 5000
 
 
+def test_a_category_that_is_told_when_many_events_wait_is_that_of_what_was_made_just_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = c64(np.ones(100))
+    with tg.measure():
+        before, y = Counter(LEDGER.by("category")), tg.exp(x)
+        monkeypatch.setattr(ledger_module, "_MOST_EVENTS", 0)
+        LEDGER.labelled(y._buffer, "gradient")
+        assert Counter(LEDGER.by("category")) - before == {"gradient": 1024}
+
+
 def test_what_is_done_aside_is_in_no_figure_but_what_it_leaves() -> None:
+    gone = c64(np.ones(10))
     with tg.measure() as m:
         base, peak = m.live_bytes, m.peak_bytes
         left = LEDGER.aside(lambda: tg.exp(c64(np.ones(100))))
         assert (m.allocated_bytes, m.peak_bytes, m.kernel_runs, m.cost) == (0, peak, 0, 0)
         assert m.live_bytes - base == 1024
+        del gone
+        assert (m.live_bytes - base, m.peak_bytes) == (512, peak)
     del left
+
+
+def test_within_a_budget_alone_what_was_there_before_has_its_category() -> None:
+    with tg.memory_budget("1GiB"):
+        before = LEDGER.by("category").get("parameter", 0)
+    v = var64(np.ones(200))
+    with tg.memory_budget("1GiB"):
+        assert LEDGER.by("category")["parameter"] == before + 2048
+    del v
+
+
+def test_who_holds_the_ledger_sees_what_was_made_just_before() -> None:
+    x = c64(np.ones(100))
+    with tg.measure():
+        y = tg.exp(x)
+        with LEDGER.held() as entries:
+            found = entries.of(y._buffer)
+            assert found is not None and (found.category, found.primitive, found.nbytes) == ("user", "exp", 1024)
+    with tg.measure(), LEDGER.held() as entries:
+        assert found in entries and found.category == "user"
+        del y
+    assert found.nbytes == 1024 and found not in LEDGER._entries
 
 
 def test_a_journal_begins_with_what_is_alive_by_category() -> None:
