@@ -10,38 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import SIDE, UNIT, X, live
 from checks import bits_equal, c64, no_garbage
 
 import tapegrad as tg
-from tapegrad.core import account
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget.budget import MANAGER, yielding
 from tapegrad.memory.budget.recipes import Recipe
 from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.ledger.ledger import LEDGER
-
-SIDE = 16
-UNIT = SIDE * SIDE * 8
-X = np.random.default_rng(1).normal(size=(SIDE, SIDE))
-
-
-@pytest.fixture
-def x() -> tg.Tensor:
-    return c64(X)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    gc.collect()  # what an earlier test's traceback holds would count
-    yield
-    assert account.current is account.NOBODY
-    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
-
-
-def live() -> int:
-    with tg.measure() as m:
-        return m.live_bytes
 
 
 def layers(h: Any, count: int) -> Any:
@@ -280,16 +258,6 @@ def test_a_pending_value_holds_what_it_is_made_from(x: tg.Tensor, lazy: None) ->
         assert m.evictions == 0 and pending._buffer.array is None
         del others
         assert np.array_equal(pending.numpy(), np.sin(tg.softmax(x).numpy()))
-
-
-@pytest.fixture
-def lazy() -> Iterator[None]:
-    from tapegrad.engine import region
-
-    small = region.SMALL
-    region.set_small(1)
-    yield
-    region.set_small(small)
 
 
 def test_a_sliver_does_not_keep_the_whole() -> None:

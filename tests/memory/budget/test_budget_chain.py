@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import comb, log2
 from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import SIDE, UNIT
 from checks import c64
 
 import tapegrad as tg
@@ -16,22 +17,10 @@ from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF, NO_PARAMS, Node
 from tapegrad.device import asdevice
-from tapegrad.engine import region
 from tapegrad.memory.budget.eviction import Candidates, Part
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Storage, asked_of
 from tapegrad.memory.budget.replay import replay
-
-SIDE = 16
-UNIT = SIDE * SIDE * 8
-
-
-@pytest.fixture
-def lazy() -> Iterator[None]:
-    small = region.SMALL
-    region.set_small(1)
-    yield
-    region.set_small(small)
 
 
 def optimum(length: int, slots: int) -> int:

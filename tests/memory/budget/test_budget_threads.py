@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import SIDE, UNIT, live
 from checks import c64
 
 import tapegrad as tg
@@ -21,8 +22,6 @@ from tapegrad.engine import region
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.ledger.ledger import LEDGER
 
-SIDE = 16
-UNIT = SIDE * SIDE * 8
 PATIENCE = 60
 
 
@@ -56,11 +55,6 @@ def gradient(x: Any, count: int = 15, recorded: Callable[[], object] = bool) -> 
         y = loss(x, count)
     recorded()
     return tape.gradient(y, x).numpy()
-
-
-def live() -> int:
-    with tg.measure() as m:
-        return m.live_bytes
 
 
 def together(*works: Callable[[], None]) -> None:

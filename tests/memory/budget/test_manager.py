@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import SIDE, UNIT, X, live, wanting
 from checks import c64
 
 import tapegrad as tg
@@ -26,37 +26,6 @@ from tapegrad.memory.ledger.journal import Journal
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Offloads
 from tapegrad.memory.policies import RECOMPUTE
-
-SIDE = 16
-UNIT = SIDE * SIDE * 8
-X = np.random.default_rng(1).normal(size=(SIDE, SIDE))
-
-
-@pytest.fixture
-def x() -> tg.Tensor:
-    return c64(X)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    gc.collect()
-    yield
-    assert account.current is account.NOBODY
-    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0
-
-
-def live() -> int:
-    with tg.measure() as m:
-        return m.live_bytes
-
-
-def wanting(h: Any) -> Callable[[], float]:
-    """A tape that wants ``h`` alone; called, it gives a gradient, which is the sum of ``h``."""
-    s = c64(1.0)
-    with tg.GradientTape(persistent=True) as tape:
-        tape.watch(s)
-        y = tg.sum(h * s)
-    return lambda: tape.gradient(y, s).item()
 
 
 def test_the_pools_of_devices_hold_no_more_than_the_limit_in_force() -> None:

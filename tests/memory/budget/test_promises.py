@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import SIDE, UNIT, live
 from checks import c64, var64
 
 import tapegrad as tg
@@ -26,8 +27,6 @@ from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.ledger.ledger import LEDGER
 
-SIDE = 16
-UNIT = SIDE * SIDE * 8
 PACKAGE = Path(tg.__file__).parent
 
 
@@ -80,11 +79,6 @@ def in_a_thread(work: Callable[[], Any]) -> list[Any]:
     thread = threading.Thread(target=run)
     thread.start(), thread.join(60)
     return found
-
-
-def live() -> int:
-    with tg.measure() as m:
-        return m.live_bytes
 
 
 def two_threads(fail: Callable[[], None], base: int) -> None:

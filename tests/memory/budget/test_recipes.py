@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from budget_cases import UNIT, X, wanting
 from checks import c64
 
 import tapegrad as tg
-from tapegrad.engine import region
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.budget import recipes as recipes_module
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.budget.recipes import Index, Recipe, bytes_held_for, releasable
-
-SIDE = 16
-UNIT = SIDE * SIDE * 8
-X = np.random.default_rng(1).normal(size=(SIDE, SIDE))
-
-
-@pytest.fixture
-def x() -> tg.Tensor:
-    return c64(X)
-
-
-@pytest.fixture
-def lazy() -> Iterator[None]:
-    small = region.SMALL
-    region.set_small(1)
-    yield
-    region.set_small(small)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    gc.collect()
-    yield
-    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0
-
-
-def wanting(h: Any) -> Callable[[], float]:
-    """A tape that wants ``h`` alone; called, it gives a gradient, which is the sum of ``h``."""
-    s = c64(1.0)
-    with tg.GradientTape(persistent=True) as tape:
-        tape.watch(s)
-        y = tg.sum(h * s)
-    return lambda: tape.gradient(y, s).item()
 
 
 def test_values_that_have_gone_are_not_noted_for_long_and_others_own_no_recipe_after_the_recording(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import SIDE, UNIT, X, wanting
 from checks import c64
 
 import tapegrad as tg
-from tapegrad.engine import region
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget import replay as replay_module
 from tapegrad.memory.budget import storages as storages_module
@@ -20,31 +18,6 @@ from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.budget.recipes import Kept, Residuals
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
 from tapegrad.memory.policies import OFFLOAD, RECOMPUTE, SAVE
-
-SIDE = 16
-UNIT = SIDE * SIDE * 8
-X = np.random.default_rng(1).normal(size=(SIDE, SIDE))
-
-
-@pytest.fixture
-def x() -> tg.Tensor:
-    return c64(X)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    gc.collect()
-    yield
-    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0
-
-
-def wanting(h: Any) -> Any:
-    """A tape that wants ``h`` alone; called, it gives a gradient, which is the sum of ``h``."""
-    s = c64(1.0)
-    with tg.GradientTape(persistent=True) as tape:
-        tape.watch(s)
-        y = tg.sum(h * s)
-    return lambda: tape.gradient(y, s).item()
 
 
 def look() -> None:
@@ -384,14 +357,6 @@ def test_what_is_released_stays_where_the_policy_saves_it(x: tg.Tensor) -> None:
 
 
 # Pending values -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lazy() -> Iterator[None]:
-    small = region.SMALL
-    region.set_small(1)
-    yield
-    region.set_small(small)
 
 
 def test_what_pends_is_made_again_from_the_rest_which_stays(x: tg.Tensor, lazy: None) -> None:
