@@ -63,7 +63,7 @@ def checkpointed_loop(
       state is kept besides;
     * ``"sqrt"``: ``snapshots`` even segments, each of which is taped whole (Chen et al. 2016);
     * ``"hierarchical"``: with ``disk``, reading and writing are weighed as two steps each (Herrmann and Pallez 2020);
-    * a function of ``n`` that yields the actions of ``tapegrad.memory.schedules.actions``.
+    * a function of ``n`` that yields the actions of ``tapegrad.memory.schedules.actions``: it says what is stored.
 
     ``disk``: so many more states lie in files of ``directory``; with ``"revolve"`` those read least often.  With
     ``while_`` the length need not be known (Stumm and Walther 2010, Wang et al. 2009).
@@ -90,6 +90,10 @@ def checkpointed_loop(
         raise RecomputeError(f"checkpointed_loop: schedule {schedule!r} has no use for disk; take 'revolve'")
     if disk < 0 or (disk and while_ is not None):
         raise RecomputeError("checkpointed_loop: disk is a number of states, and goes with n")
+    if while_ is not None and schedule != "revolve":
+        raise RecomputeError("checkpointed_loop: schedule goes with n; with while_ leave it out")
+    if bytes is not None and callable(schedule):
+        raise RecomputeError("checkpointed_loop: a schedule of your own says itself what is stored; leave out bytes")
     name = f"checkpointed_loop({getattr(step, '__name__', type(step).__name__)})"
     loop = Loop(step, name, n, while_, directory, bool(outputs))
     if bytes is not None:

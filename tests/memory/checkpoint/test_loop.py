@@ -782,6 +782,9 @@ def test_a_budget_inside_a_step_speaks_for_itself() -> None:
         (3, {"disk": "/tmp"}, "directory= says where"),
         (None, {"while_": bool}, "needs snapshots"),
         (3, {"schedule": lambda n: [Tape(0)]}, "a schedule is wrong"),
+        (3, {"schedule": lambda n: [], "bytes": "1GiB"}, "says itself what is stored"),
+        (None, {"while_": bool, "snapshots": 2, "schedule": "mixed"}, "schedule goes with n"),
+        (None, {"while_": bool, "bytes": "1GiB", "schedule": lambda n: []}, "schedule goes with n"),
     ],
 )
 def test_bad_arguments(n: Any, options: dict, says: str) -> None:
