@@ -102,7 +102,7 @@ class Manager(Account):
         """One more budget, perhaps with a policy, until ``measure`` leaves; what is alive must fit, or be dropped."""
         try:
             if not self._budgets:  # a program drops the same values whatever ran before it
-                self._rounds = 0
+                self._rounds, self._passed = 0, []
                 self._storages.begin()
             self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure, yields)])
             graph = self._present()

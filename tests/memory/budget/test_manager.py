@@ -99,6 +99,17 @@ def test_what_was_in_somebodys_hands_is_looked_at_again_before_room_is_refused(
         assert len({tape() for tape in tapes}) == 1 and m.restored == m.evictions
 
 
+def test_a_budget_begins_with_nothing_passed_over(x: tg.Tensor) -> None:
+    """What another program has held would change the order in which this one's values are looked at."""
+    with tg.memory_budget("1GiB"), tg.GradientTape(watch_accessed_variables=False):
+        held = [tg.softmax(x) for _ in range(40)]
+        tapes = [wanting(h) for h in [*held, tg.softmax(x)]]
+        assert MANAGER.relieve(UNIT) and len(MANAGER._passed) == len(held)
+    assert len({tape() for tape in tapes}) == 1
+    with tg.memory_budget("1GiB"):
+        assert not MANAGER._passed
+
+
 @pytest.mark.parametrize("count", [31, 32])
 def test_what_was_passed_over_is_looked_at_in_every_round_or_if_it_is_much_in_every_32nd(
     count: int, x: tg.Tensor, monkeypatch: pytest.MonkeyPatch
