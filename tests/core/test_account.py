@@ -86,3 +86,16 @@ def test_blocks_of_several_threads_leave_one_account_everywhere(monkeypatch: pyt
     count_with(ledger)
     other.join()
     assert account.current is manager and told[-1] == manager.allocated
+
+
+def test_a_buffer_made_for_an_array_is_told_of_unless_the_array_is_known() -> None:
+    """Who counts knows an array that has no buffer yet by a weak reference."""
+    counts = Counts()
+    count_with(counts)
+    new, known = (np.ones(3) for _ in range(2))
+    reference = ref(known)
+    for array in (new, known):
+        out = Buffer(None, leaf(shaped((3,), np.dtype("f8"), CPU)))
+        out.array = array
+        account.current.owned(out)
+    assert [b.array is new for b in counts.heard] == [True] and reference() is known

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tapegrad.core.aval import broadcast_shapes, normalize_axes, normalize_axis, shaped
+from tapegrad.core.aval import broadcast_shapes, counted_axes, normalize_axes, normalize_axis, shaped
 from tapegrad.device import CPU
 from tapegrad.errors import AxisError, ShapeError
 
@@ -35,5 +35,9 @@ def test_axes():
     for bad in (3, -4, 1.5, "x"):
         with pytest.raises(AxisError, match="f: axis"):
             normalize_axis("f", bad, 3)
+    for several in ((0, 3), (-4, 0), (np.int64(3), 0), (0, 1.5)):
+        with pytest.raises(AxisError, match="f: axis"):
+            counted_axes("f", several, 3)
+    assert counted_axes("f", (2, -3, 0, -1), 3) == [2, 0, 0, 2]
     with pytest.raises(AxisError, match="twice"):
         normalize_axes("f", (1, -2), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -261,3 +262,10 @@ def test_a_complex_number_alone_has_the_same_bits_stored_or_not(rng):
         stored = (tg.exp(z) * w).numpy(copy=True)
         product = tg.exp(z) * w
         assert tg.real(product).numpy().tobytes() == stored.real.tobytes()
+
+
+def test_so_much_work_wakes_threads() -> None:
+    """Elements times steps: to wake them takes as long as some million."""
+    program = SimpleNamespace(steps=[0, 0, 0], reductions=[0])
+    found = [tiles._is_long(program, shape) for shape in ((2**9, 2**9), (2**18 - 1,), ())]  # type: ignore[arg-type]
+    assert found == [True, False, False]

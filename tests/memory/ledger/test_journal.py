@@ -18,6 +18,7 @@ from tapegrad.core.buffer import uncounted
 from tapegrad.memory.ledger.figures import Replayed
 from tapegrad.memory.ledger.journal import OOM, STEP, USER, Journal, Part, Parts
 from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.memory.ledger.phase import optimizing
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 
@@ -257,8 +258,27 @@ def test_a_small_run_is_written_down_event_by_event(block: Callable[[], Any]) ->
     with block():
         run = recorded(lambda: step(x, w))
     assert told(run) == RUN.strip().splitlines()
+    assert len(set(run.calls["first"])) == 3 and min(run.calls["first"]) == -1  # only calls of a rerun repeat one
     there = {run.text(h): CATEGORIES[c] for h, c in zip(run.allocs["holder"], run.allocs["category"], strict=True)}
     assert there["w"] == "parameter"
+
+
+def test_what_an_optimizer_does_is_no_operation_of_the_program() -> None:
+    """Who compares pools before each operation is asked before that as well."""
+    x, asked = tg.asarray(np.ones(4, np.float32)), list[int]()
+
+    def program() -> None:
+        assert LEDGER.journal is not None
+        LEDGER.journal.before_op = lambda: asked.append(1)
+        tg.sin(x)
+        with optimizing():
+            tg.exp(x)
+        tg.cos(x)
+
+    run = recorded(program)
+    assert [run.text(name) for name in run.ops["name"]] == ["sin", "cos"]
+    assert [run.text(op) for op in run.allocs["op"]].count("exp") == 1  # its bytes count
+    assert len(asked) == 3
 
 
 def test_the_end_of_the_first_value_is_noted_too() -> None:
