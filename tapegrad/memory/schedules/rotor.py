@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate
 from math import gcd, inf
 from operator import add
 
@@ -164,12 +164,11 @@ class _Table:
         best = self.cost(s, t, m)
         if m >= self.tape_need(s, t) and best == self._taped_now(s, t, m):
             return s
-        # One of these ways it is, and the first of them: to run up to a later stage takes no fewer units.
-        totals = (
-            (cut, self.cost(cut, t, m - self.out[cut]) + self.cost(s, cut - 1, m) + (self._sums[cut] - self._sums[s]))
-            for cut in count(s + 1)
-        )
-        return next(cut for cut, total in totals if total == best)
+        for cut in range(s + 1, t + 1):  # the first: to run up to a later stage takes no fewer units
+            late, early = self.cost(cut, t, m - self.out[cut]), self.cost(s, cut - 1, m)
+            if best == late + early + (self._sums[cut] - self._sums[s]):
+                return cut
+        raise AssertionError("a cost comes from one of the two ways")
 
     def _taped_now(self, s: int, t: int, m: int) -> float:
         return (self.cost(s + 1, t, m - self.taped[s]) if s < t else 0.0) + self._time[s]
