@@ -174,7 +174,7 @@ class Rise:
                 change = event[0]
                 changes.append(change)
                 high = live + change.top
-                if top < high:
+                if high > top:
                     top, self.event = high, event
                 live += change.net
             elif kind is Entry:
