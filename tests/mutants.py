@@ -336,7 +336,7 @@ def noticed(copy: Path, mutant: Mutant, tests: list[str], seconds: Callable[[lis
 
 
 def _failure(copy: Path, tests: list[str], seconds: Callable[[list[str]], float]) -> str:
-    """The first of the tests that fails; "" if none does, and if none can be named why."""
+    """The first test that fails, or why none can be named; "" if all pass."""
     if not tests:
         return ""
     order = copy / "tests.json"

@@ -263,23 +263,6 @@ def test_a_view_needs_no_room() -> None:
     assert [t._buffer.array.base is not None for t in views] == [True] * 3
 
 
-def test_a_value_that_has_waited_can_be_dropped_once_it_is_there() -> None:
-    """The budget is told that it has got its bytes."""
-    x = c64(np.linspace(-1, 1, BIG))
-    with tg.measure() as m, tg.memory_budget(m.live_bytes + 3 * x.nbytes + 4096), tg.GradientTape() as tape:
-        tape.watch(x)
-        y = tg.exp(x * 2.0)
-        fill((y._buffer,))
-        z = tg.sum(y * y)
-        del y
-        others = [tg.sin(x * float(k)) for k in range(3)]
-        for t in others:
-            fill((t._buffer,))
-    assert m.evictions > 0
-    del others, t
-    np.testing.assert_allclose(tape.gradient(z, x).numpy(), 4 * np.exp(4 * x.numpy()))
-
-
 def test_kernels_read_a_number_of_the_host_as_an_array_of_the_device() -> None:
     with installed(), tg.device("cuda"):
         number = tg.asarray(2.5)._buffer

@@ -82,7 +82,7 @@ CALLED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("what", CALLED)
 def test_the_calls_of_a_work_do_what_it_does(what: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into other arrays, with what it reads changed since: so a program replays it."""
+    """On copies of what it reads, and into other arrays: so a program replays it."""
     with installed() if kind == "cuda" else nullcontext(), tg.device(kind):
         works: list[Work] = []
         do = Executor.do

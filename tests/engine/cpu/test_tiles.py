@@ -265,7 +265,7 @@ def test_a_complex_number_alone_has_the_same_bits_stored_or_not(rng):
 
 
 def test_so_much_work_wakes_threads() -> None:
-    """Elements times steps: to wake them takes as long as some million."""
+    """Counted as elements times steps: waking threads takes as long as about a million of these."""
     program = SimpleNamespace(steps=[0, 0, 0], reductions=[0])
     found = [tiles._is_long(program, shape) for shape in ((2**9, 2**9), (2**18 - 1,), ())]  # type: ignore[arg-type]
     assert found == [True, False, False]
