@@ -192,17 +192,18 @@ class Steps:
         if self._tellable is None:
             return _nothing_together
         rest = range(1, self._arguments)
-        lines = ["try: a0 = ct.array", "except AttributeError: return None"]
-        lines += [f"a{i} = residuals[{i - 1}].array" for i in rest]
+        lines = ["try:", "    a0 = ct.array"]  # a plain array has none
+        lines += [f"    a{i} = residuals[{i - 1}].array" for i in rest]
+        if self._steps:  # what is no array, or not there, has no base
+            lines.append("    base = a0.base")
+            tests = [f"a{i}.base is not None" for i in rest] + [f"a{i} is a{k}" for i in rest for k in range(i)]
+            lines += [f"    if {' or '.join(tests)}: return None"] if tests else []
+        lines += ["except AttributeError: return None"]
         if self._steps:
-            tests = [f"type(a{i}) is not ndarray or a{i}.base is not None" for i in rest]
-            tests += [f"a{i} is a{k}" for i in rest for k in range(i)]
-            lines += [f"if {' or '.join(tests)}: return None"] if tests else []
-            lines += ["run = own", "if type(ct) is not Cotangent:", "    if type(a0) is not ndarray: return None"]
-            lines += ["    if a0.base is not None:", "        if any(a0.strides) or not a0.size: return None"]
-            lines.append("        run = spread")
+            lines += ["if base is None or type(ct) is Cotangent: run = own"]
+            lines += ["elif any(a0.strides) or not a0.size: return None", "else: run = spread"]
         else:
-            lines.append(f"if {' or '.join(f'a{i} is None' for i in (0, *rest))}: return None")
+            lines += [f"if {' or '.join(f'a{i} is None' for i in (0, *rest))}: return None", "run = own"]
         constants = {f"c{i}": c for i, c in enumerate(self._constants)}
         if constants:
             lines.append(f"if {' or '.join(f'{c}() is None' for c in constants)}: share(globals())")
@@ -210,8 +211,6 @@ class Steps:
         known["own"], known["spread"] = self._tellable
         known.update(constants=constants, share=_share, Cotangent=Cotangent)
         _share(known)
-        if self._steps:
-            known["ndarray"] = self._steps[0].aval.device.xp.ndarray
         if self._made:
             lines.append(f"if not who.pulled(run, {_tuple(names[i] for i in self._made)}): return None")
         for i in self._made:

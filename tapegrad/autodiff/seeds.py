@@ -9,10 +9,11 @@ from tapegrad import nest
 from tapegrad.core.aval import ShapedArray
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, StructureError
+from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import asarray, ones
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.index.slices import IndexedSlices
-from tapegrad.ops.shape.shape import broadcast_to
+from tapegrad.ops.shape.shape import broadcast_p, broadcast_to
 from tapegrad.tensor import Tensor, identity_of
 from tapegrad.variable import Variable
 
@@ -94,5 +95,6 @@ def handles(role: str, tree: object) -> list[Any]:
 
 def _ones(x: Tensor) -> Tensor:
     """Ones of the shape of ``x``, of which only one exists."""
-    one = ones((), dtype=x.dtype, device=x.device)
-    return broadcast_to(one, x.shape) if x.shape else one
+    shape = x.shape
+    one = ones((1,) * len(shape), dtype=x.dtype, device=x.device)
+    return one if one.shape == shape else barrier(broadcast_p, one, shape=shape)

@@ -383,6 +383,17 @@ class Counted(Executor):
                 recorder.record(node, inputs, out)
         return out
 
+    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+        """One application of a barrier or view primitive, recorded."""
+        prim = node.prim
+        if isinstance(prim, View) and node.aval.size and not (prim.copies or thread.deferring or self.copies_slivers):
+            account.current.applied(node, inputs)
+            return PLAIN.apply(node, inputs)  # a view that takes no bytes: there is nothing else to tell of
+        out = self.run_barrier(node, inputs)
+        if thread.recorders:
+            announce(node, inputs, out)
+        return out
+
     def _told_of(self, site: Any, inputs: tuple[Buffer, ...]) -> tuple[bool, bool, Array]:
         """Whether all operands own their bytes, whether two are the same array, and the value of a small node."""
         arrays = arrays_of(inputs)

@@ -5,51 +5,44 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.memory.ledger.figures import Change, of_bytes
+from tapegrad.memory.ledger.figures import Change
 from tapegrad.memory.ledger.frames import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "communication": 1, "activation": 1, "rematerialized": 2,
         "gradient": 3, "optimizer": 4, "parameter": 5}  # fmt: skip
 """Categories by how much they tell."""
 _PARTS = ("category", "primitive", "place")
+_change = attrgetter("change")
+
+
+NEW, HERE, LEFT, HANDED, THERE, NO_MORE, LABEL, HAND, SEVERAL, CALL = range(10)
+"""What an event is, in its ``state``.  An entry: its bytes come (NEW).  Of the events that are being added one tells of
+that (HERE), and another that they go (LEFT) or are another's (HANDED).  THERE: it is in the sums.  NO_MORE: its going
+does not count, since its bytes are another's, or an interrupt came before they had come.  The others: see below."""
 
 
 class Entry(weakref.ref[Any]):
     """What the ledger knows of one live buffer, which refers to it: a weak reference that tells when it goes.
 
-    Of what a gradient walk makes of small values there are no buffers, but arrays, until somebody asks for one.
-
-    Most values of small operations go soon: until the event of its coming is added, an entry has ``nbytes`` and
-    ``wanted`` alone.
+    Of what a gradient walk makes of small values there are no buffers, but arrays, until somebody asks for one.  An
+    entry is the event of its coming, too, so as to take little memory: most values of small operations go soon.
     """
 
-    __slots__ = (
-        "came",
-        "category",
-        "epoch",
-        "holder",
-        "nbytes",
-        "next",
-        "number",
-        "place",
-        "primitive",
-        "read",
-        "wanted",
-    )
-    epoch: int
-    """Of the ledger, when ``category`` and ``place`` were set."""
-    nbytes: int
-    """Zero: its going does not count."""
-    came: int
-    """The number of its event among those that are being added, where that tells of its coming; else -1."""
+    __slots__ = ("category", "change", "epoch", "holder", "next", "number", "place", "read", "state", "wanted")
+    state: int
+    """One of the above; it is set last."""
     category: str
-    primitive: str
+    change: Change
+    """How it came."""
     place: Place
     wanted: int
     """The last epoch in which it was told that a tape keeps it."""
+    epoch: int
+    """Of the ledger, when ``category`` and ``place`` were set; it, and what follows, is set when it is in the sums."""
     number: int
     """In the journal (-1: it is not there); what follows is set where one is written."""
     holder: str
@@ -59,133 +52,175 @@ class Entry(weakref.ref[Any]):
     next: int
     """The first one of the backward pass after that."""
 
+    @property
+    def counts(self) -> bool:
+        """Whether its going will count."""
+        return getattr(self, "state", NO_MORE) != NO_MORE
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds."""
+        return self.change.net
+
+    @property
+    def primitive(self) -> str:
+        """The name of the primitive that made it."""
+        return self.change.stays[0][1]
+
     def buffer(self) -> Buffer | None:
         """The buffer; None also of an array without one."""
         thing = self()
         return thing if isinstance(thing, Buffer) else None
 
 
+class Several:
+    """Values of the ``entries`` come at once, and work was done."""
+
+    __slots__ = ("change", "entries")
+    state = SEVERAL
+
+    def __init__(self, change: Change, entries: list[Entry]) -> None:
+        self.change, self.entries = change, entries
+
+
 class Handed:
     """The bytes of the entry ``old``, an array's, are those of ``new``, its buffer's, from now on."""
 
     __slots__ = ("new", "old")
+    state = HAND
 
     def __init__(self, old: Entry, new: Entry) -> None:
         self.old, self.new = old, new
 
 
-_GONE_BY = -2
-"""The number of an entry that has handed on its bytes."""
+class Label:
+    """The bytes of ``entry`` serve as ``category`` from now on.  Often made without ``__init__``."""
+
+    __slots__ = ("category", "entry")
+    state = LABEL
+
+    def __init__(self, entry: Entry, category: str) -> None:
+        self.entry, self.category = entry, category
+
+
+class Call:
+    """To be called in its turn: ``f(what)``."""
+
+    __slots__ = ("f", "what")
+    state = CALL
+
+    def __init__(self, f: Callable[[Any], None], what: object) -> None:
+        self.f, self.what = f, what
 
 
 class Sums:
     """What events say: ``live`` bytes, if so many are there before, and ``top``, the most at any time.
 
-    ``changes`` of all who have come; ``left``: the entries of those that have gone, unless they had only come;
-    ``labels``: entries with new categories; ``handed``: what has been handed on, unless it had only come
-    (``replaced``: those that had); ``calls``: what to call.
+    ``peak``: the event in which that is reached (None: it is before them all); ``come``: those that tell of a coming;
+    ``left``: the entries of those that have gone, and ``handed``: what has been handed on, unless it had only come
+    (``replaced``: what had); ``labels``: entries with new categories; ``calls``: what to call.
     """
 
-    __slots__ = ("_came", "calls", "changes", "handed", "labels", "left", "live", "replaced", "top")
+    __slots__ = ("calls", "come", "handed", "labels", "left", "live", "peak", "replaced", "several", "top")
 
     def __init__(self, events: list[Any], live: int = 0) -> None:
-        came: list[Any] = []
-        changes: list[Change] = []
+        come: list[Entry | Several] = []
         left: list[Entry] = []
-        labels: list[list[Any]] = []
+        labels: list[Label] = []
         handed: list[Handed] = []
-        replaced: list[Entry] = []
-        calls: list[Callable[[], None]] = []
-        top, count = live, 0
+        replaced: list[Handed] = []
+        calls: list[Call] = []
+        over: set[int] = set()
+        self.several = False
+        top = live
+        peak: Any = None
         for event in events:
-            kind = type(event)
-            if kind is tuple:
-                try:
-                    change, _, _, entry = event  # most often: one value stays
-                    came.append(event)
-                    entry.came = count
-                    count += 1
-                except ValueError:
-                    change = event[0]
-                    for (nbytes, primitive), entry in zip(change.stays, event[3:], strict=True):
-                        came.append((of_bytes(nbytes, primitive), *event[1:3], entry))
-                        entry.came = count
-                        count += 1
-                changes.append(change)
+            try:
+                state = event.state
+            except AttributeError:  # an interrupt came while it was made
+                continue
+            if state == NEW:
+                event.state = HERE
+                come.append(event)
+                change = event.change
                 high = live + change.top
                 if high > top:
-                    top = high
+                    top, peak = high, event
                 live += change.net
-            elif kind is Entry:
-                try:
-                    number = event.came
-                except AttributeError:  # an interrupt came while it was made
-                    continue
-                if number >= 0:
-                    came[number] = None
-                elif number == -1:
-                    left.append(event)
-                else:
-                    continue
-                live -= event.nbytes
-            elif kind is list:
+            elif state == HERE:
+                event.state = LEFT
+                live -= event.change.net
+            elif state == LABEL:
                 labels.append(event)
-            elif kind is Handed:
-                number = event.old.came
-                if number >= 0:
-                    came[number] = *came[number][:3], event.new
-                    replaced.append(event.old)
-                else:
-                    handed.append(event)
-                event.new.came = max(number, -1)
-                event.old.came = _GONE_BY
-            else:
-                calls.append(event)
-        self._came, self.changes, self.left, self.handed = came, changes, left, handed
-        self.labels, self.calls, self.replaced = labels, calls, replaced
-        self.live, self.top = live, top
-
-    def new(self) -> Iterator[tuple[str, str, Place, Entry]]:
-        """Of those that have come and are still there: primitive, category, place, entry."""
-        for entry in self.replaced:
-            entry.nbytes = 0  # as `Entries.hand_on` does: its going does not count
-        for event in self._came:
-            if event is not None:
-                change, category, place, entry = event
-                yield change.stays[0][1], category, place, entry
-
-
-class Rise:
-    """The same of events of which nobody has to know who has come and gone: it takes half the time of :class:`Sums`.
-
-    ``event``: the one in which ``top`` is reached (None: it is before them all).
-    """
-
-    __slots__ = ("changes", "event", "live", "top")
-
-    def __init__(self, events: list[Any], live: int) -> None:
-        self.event: Any = None
-        self.changes: list[Change] = []
-        changes, top = self.changes, live
-        handed: set[int] = set()
-        for event in events:
-            kind = type(event)
-            if kind is tuple:
-                change = event[0]
-                changes.append(change)
-                high = live + change.top
+            elif state == THERE:
+                if id(event) not in over:
+                    left.append(event)
+                    live -= event.change.net
+            elif state == SEVERAL:
+                self.several = True
+                come.append(event)
+                for entry in event.entries:
+                    entry.state = HERE
+                high = live + event.change.top
                 if high > top:
-                    top, self.event = high, event
-                live += change.net
-            elif kind is Entry:
-                if not handed or id(event) not in handed:
-                    try:
-                        live -= event.nbytes
-                    except AttributeError:  # an interrupt came while it was made
-                        continue
-            elif kind is Handed:
-                handed.add(id(event.old))
-        self.live, self.top = live, top
+                    top, peak = high, event
+                live += event.change.net
+            elif state == HAND:
+                old, new = event.old, event.new
+                if old.state == HERE:
+                    new.state, old.state = HERE, HANDED
+                    replaced.append(event)
+                elif old.state == THERE:
+                    new.state = THERE
+                    over.add(id(old))
+                    handed.append(event)
+            elif state == CALL:
+                calls.append(event)
+        self.come, self.left, self.handed, self.replaced = come, left, handed, replaced
+        self.labels, self.calls = labels, calls
+        self.live, self.top, self.peak = live, top, peak
+
+    def changes(self) -> Iterator[Change]:
+        """Of all who have come."""
+        return map(_change, self.come)
+
+    def new(self) -> list[Entry]:
+        """Those that have come and are still there."""
+        for handed in self.replaced:
+            handed.old.state = NO_MORE
+        new = [entry for entry in self.entries(self.come) if entry.state == HERE]
+        return new + [handed.new for handed in self.replaced if handed.new.state == HERE]
+
+    def at_peak(self, events: list[Any]) -> tuple[list[Entry], list[Entry], list[Label]]:
+        """Who had come by the peak and was there, who had gone, and who had a new category, of the same ``events``.
+
+        What happens inside the event of the peak is not among it.
+        """
+        places = [*map(id, events)]
+        late = {*places[places.index(id(self.peak)) + 1 :]}
+        come = self.come[: [*map(id, self.come)].index(id(self.peak)) + (self.peak.change.inside is None)]
+        new = {id(handed.old): handed.new for handed in self.replaced}
+        entries = [new.get(id(entry), entry) for entry in self.entries(come)]
+        return (
+            [entry for entry in entries if entry.state == HERE or id(entry) in late],
+            [entry for entry in self.left if id(entry) not in late],
+            [label for label in self.labels if id(label) not in late],
+        )
+
+    def entries(self, come: list[Entry | Several]) -> list[Entry]:
+        """Those of some events of a coming."""
+        entries: list[Any] = come
+        if self.several:
+            entries = [entry for event in come for entry in (event.entries if type(event) is Several else (event,))]
+        return entries
+
+
+def not_added(events: list[Any]) -> None:
+    """An interrupt came while ``events`` were added: they are to be added once more."""
+    for event in events:
+        for entry in event.entries if type(event) is Several else (event,):
+            if type(entry) is Entry and getattr(entry, "state", NO_MORE) in (HERE, LEFT, HANDED):
+                entry.state = NEW
 
 
 def _copy(entry: Entry, to: Entry) -> None:
@@ -211,22 +246,18 @@ class Entries:
     def __iter__(self) -> Iterator[Entry]:
         return iter(list(self._entries.values()))
 
-    def present(self, labels: list[list[Any]]) -> list[list[Any]]:
+    def present(self, labels: list[Label]) -> list[Label]:
         """Those of ``labels`` whose entry is here."""
         known = self._entries
-        return [label for label in labels if id(label[0]) in known]
+        return [label for label in labels if id(label.entry) in known]
 
     def of(self, buffer: Buffer) -> Entry | None:
         """The entry of a buffer."""
         return self._entries.get(id(getattr(buffer, "entry", None)))
 
-    def add(self, entry: Entry, primitive: str, category: str, place: Place, epoch: int) -> None:
+    def add(self, entry: Entry, epoch: int) -> None:
         """Its bytes are there."""
-        entry.primitive = primitive
-        entry.category = category
-        entry.place = place
-        entry.epoch = epoch
-        entry.number = entry.came = -1
+        entry.epoch, entry.state, entry.number = epoch, THERE, -1
         self._entries[id(entry)] = entry
         if self.totals:
             self._add(entry, entry.nbytes)
@@ -235,9 +266,10 @@ class Entries:
         """The bytes of one entry are those of another from now on."""
         if self._entries.pop(id(entry), None) is not None:
             _copy(entry, to)
-            to.came = entry.number = -1
+            to.state = THERE
+            entry.number = -1
             self._entries[id(to)] = to
-        entry.nbytes = 0
+        entry.state = NO_MORE
 
     def remove(self, entry: Entry) -> None:
         """Its bytes are gone."""
@@ -252,7 +284,7 @@ class Entries:
         for entry, _ in late:
             self.remove(entry)
             self.live_bytes -= entry.nbytes
-            entry.nbytes, entry.number = 0, -1
+            entry.state, entry.number = NO_MORE, -1
         return [buffer for _, buffer in late]
 
     def tell(self, left: Callable[[Entry], None]) -> None:
@@ -265,11 +297,39 @@ class Entries:
                 if isinstance(thing, Buffer):
                     thing.entry = copy
 
+    def at_peak(self, sums: Sums, events: list[Any]) -> dict[str, dict[Any, int]]:
+        """Bytes by part when the most were there, while ``events`` happened, from which ``sums`` are."""
+        parts = {what: Counter(total) for what, total in self.totals.items()}
+
+        def add(nbytes: int, *keys: object) -> None:
+            for what, key in zip(_PARTS, keys):
+                parts[what][key] += nbytes
+
+        come, left, labels = sums.at_peak(events)
+        labelled: dict[int, str] = {}
+        for label in labels:
+            entry, category = label.entry, label.category
+            before = labelled.get(id(entry), entry.category)
+            if RANK[category] > RANK[before]:
+                labelled[id(entry)] = category
+                if entry.state == THERE:
+                    add(-entry.nbytes, before)
+                    add(entry.nbytes, category)
+        for entry in left:
+            add(-entry.nbytes, labelled.get(id(entry), entry.category), entry.primitive, entry.place)
+        alike = Counter([(e.change, labelled.get(id(e), e.category), e.place) for e in come])
+        for (change, category, place), n in alike.items():
+            add(n * change.net, category, change.stays[0][1], place)
+        of = sums.peak.entries[0] if type(sums.peak) is Several else sums.peak
+        for nbytes, primitive in sums.peak.change.inside or ():
+            add(nbytes, of.category, primitive, of.place)
+        return {what: dict(total) for what, total in parts.items()}
+
     def recount(self) -> None:
         """Work out the sums from what is alive: an exception came while they were changed."""
         for entry in self:
             if entry() is None:
-                entry.nbytes = 0
+                entry.state = NO_MORE
                 del self._entries[id(entry)]
         self.live_bytes = sum([entry.nbytes for entry in self])
         self.sum_up(bool(self.totals))

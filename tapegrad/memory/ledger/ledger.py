@@ -52,7 +52,20 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import cost_of, moved_by, units
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Rise, Sums, Wanted
+from tapegrad.memory.ledger.entries import (
+    NEW,
+    NO_MORE,
+    RANK,
+    Call,
+    Entries,
+    Entry,
+    Handed,
+    Label,
+    Several,
+    Sums,
+    Wanted,
+    not_added,
+)
 from tapegrad.memory.ledger.figures import (
     GRAIN,
     Change,
@@ -72,7 +85,7 @@ from tapegrad.variable import everyone
 
 T = TypeVar("T")
 _ASIDE = locks.lock()
-_top = attrgetter("top")
+_new, _top = object.__new__, attrgetter("top")
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
 _MOST_EVENTS = 4096
 """So many wait at most, and what one operation adds."""
@@ -89,14 +102,15 @@ class Ledger(Account):
     def __init__(self) -> None:
         self._lock = locks.lock()
         self._events: list[Any] = []
-        """What has happened and is not in the sums yet, in order: a change, with category, place and the entries of the
-        buffers that stay; an entry, which the interpreter puts here when its buffer goes; a list of an entry and its
-        new category; one that hands on its bytes; or what to call.  No event refers to a node: tapes count who does."""
+        """What has happened and is not in the sums yet, in order: an entry, for a buffer that comes, and once more, put
+        here by the interpreter, when it goes; several that come at once; an entry and its new category; one that hands
+        on its bytes; or what to call.  No event refers to a node: tapes count who does."""
         self._gone: Callable[[Entry], None] = self._events.append
         """Told when the buffer of an entry goes."""
         self._adding: list[Any] | None = None
-        """The events that are being added to the sums; ``_work_added``: whether what they say of work is."""
-        self._work_added = False
+        """The events that are being added to the sums."""
+        self._added: Sums | None = None
+        """What they say, once the sums of bytes and work have it."""
         self._work: list[Done] = []
         """Work that is in no figure yet: it is added when somebody reads a figure of work, since bytes are asked for
         more often."""
@@ -115,8 +129,6 @@ class Ledger(Account):
         self._of_code = NONE_SEEN
         """The instructions of the code that made the last small value: most often it makes the next one, too."""
         self._peaked: list[Measure] = []
-        self._rises = False
-        """Whether a new peak is likely: counting has begun, or there was one that had not been likely."""
         self._epoch = 0
         """How often all measures were closed; categories are facts of one epoch."""
         self._labelled = -1
@@ -225,23 +237,23 @@ class Ledger(Account):
         if locks.let_go(self._lock, self, self._held if self._lock._is_owned() else 0) <= 0:
             with self._lock:
                 batch, self._adding = self._adding, None
-                if batch is not None and self._work_added:
+                sums, self._added = self._added, None
+                if batch is not None and sums is not None:
                     if self._events and self._events[0] is batch[0]:
                         del self._events[: len(batch)]
-                    sums = Sums(batch)
                     for handed in sums.handed:
                         self._entries.hand_on(handed.old, handed.new)
-                    for primitive, category, place, entry in sums.new():
-                        if entry in self._entries:
-                            entry.came = -1
-                        else:
-                            self._entries.add(entry, primitive, category, place, self._epoch)
+                    for entry in sums.new():
+                        self._entries.add(entry, self._epoch)
+                elif batch is not None:
+                    not_added(batch)
                 self._entries.recount()
                 self._find_room()
-        told = [id(e) for event in self._events if type(event) is tuple for e in event[3:]]
+        events = self._events[:]
+        told = {id(e) for event in events for e in (event.entries if type(event) is Several else (event,))}
         for entry in [e for thing in made for e in getweakrefs(thing) if type(e) is Entry]:
             if id(entry) not in told and entry not in self._entries:
-                entry.nbytes = 0
+                entry.state = NO_MORE
 
     def in_child(self) -> None:
         """In a forked child only the forking thread has promises."""
@@ -270,7 +282,6 @@ class Ledger(Account):
         measure.peak_bytes = live
         if measure.detailed:
             self._peaked.append(measure)
-            self._rises = True
 
     @whole
     def close(self, measure: Measure) -> None:
@@ -441,11 +452,12 @@ class Ledger(Account):
         try:
             change: Change = run.change or new_of_run(run)
             events, rooms = self._events, self._rooms
-            category: str | None = "temporary"
+            category = "temporary"
             if not recorded or len(events) >= _MOST_EVENTS or (SPECIAL and HERE.special):
-                category = self._category_now()
-                if category is None:
+                now = self._category_now()
+                if now is None:
                     return False
+                category = now
             if self._limit != inf:
                 left = self.room - change.top  # no other thread runs before the room is taken: see `_admit`
                 if left >= 0 and change.top < self._large and not self._promises and not _buffer.uncounted:
@@ -460,8 +472,11 @@ class Ledger(Account):
                 place = buffer.node.place = of_code.seen.get(frame.f_lasti) or user_place(3)
             entry = buffer.entry = Entry(buffer, self._gone)
             entry.wanted = -1
-            entry.nbytes = change.net
-            events.append((change, category, place, entry))
+            entry.change = change
+            entry.category = category
+            entry.place = place
+            entry.state = NEW
+            events.append(entry)
             if rooms != self._rooms:
                 self._find_room()
             return True
@@ -490,13 +505,16 @@ class Ledger(Account):
                 place = user_place() if self.detailed else _SMALL
             if change.single:  # most often
                 entry = Entry(arrays[0], self._gone)
-                entry.nbytes = change.net
-                events.append((change, category, place, entry))
+                entry.change = change
+                entry.category = category
+                entry.place = place
+                entry.state = NEW
+                events.append(entry)
             else:
                 entries = [Entry(array, self._gone) for array in arrays]
-                for entry, (nbytes, _) in zip(entries, change.stays, strict=True):
-                    entry.nbytes = nbytes
-                events.append((change, category, place, *entries))
+                for entry, stays in zip(entries, change.stays, strict=True):
+                    entry.change, entry.category, entry.place, entry.state = of_bytes(*stays), category, place, NEW
+                events.append(Several(change, entries))
             if rooms != self._rooms:
                 self._find_room()
             return True
@@ -507,10 +525,10 @@ class Ledger(Account):
     def owned(self, buffer: Buffer) -> None:
         """A buffer was made for an array of a walk: it has the bytes of the array's entry, if there is one."""
         for old in getweakrefs(buffer.array):
-            if type(old) is Entry and old.nbytes:
+            if type(old) is Entry and old.counts:
                 own = buffer.entry = Entry(buffer, self._gone)
                 own.wanted = -1
-                own.nbytes = old.nbytes
+                own.change, own.category, own.place = old.change, old.category, old.place
                 self._events.append(Handed(old, own))
                 if self._at_once:
                     self.locked(self._drain)
@@ -588,7 +606,9 @@ class Ledger(Account):
                     entry = b.entry
                     if entry.wanted != self._epoch:
                         entry.wanted = self._epoch
-                        self._events.append([entry, "activation"])
+                        label = _new(Label)
+                        label.entry, label.category = entry, "activation"
+                        self._events.append(label)
                 except AttributeError:  # a view, or pending
                     self.wanted(b, node.prim.name)
         elif self.detailed or self.journal is not None:
@@ -611,7 +631,7 @@ class Ledger(Account):
                 entry = getattr(root, "entry", None)
                 if entry is not None and entry.wanted != self._epoch:
                     entry.wanted = self._epoch
-                    self._events.append([entry, "activation"])
+                    self._events.append(Label(entry, "activation"))
             else:
                 self._note_wanted(buffer, f"vjp of {by}")
 
@@ -630,7 +650,7 @@ class Ledger(Account):
         if self._at_once or len(self._events) >= _MOST_EVENTS:
             self.locked(self._relabel, buffer, category, name)
         elif (entry := getattr(buffer, "entry", None)) is not None:
-            self._events.append([entry, category])
+            self._events.append(Label(entry, category))
         if category == "gradient" and self.journal is not None:
             if self.journal.gradients is not None:
                 self.locked(self.journal.gradient, name, digest_of(buffer))
@@ -714,14 +734,16 @@ class Ledger(Account):
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
         """Whether the buffer is new here."""
-        if getattr(getattr(buffer, "entry", None), "nbytes", 0):  # an interrupt came between its entry and its array
+        known = getattr(buffer, "entry", None)
+        if known is not None and known.counts:  # an interrupt came between its entry and its array
             return False
         node = buffer.node
         nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
         entry = buffer.entry = Entry(buffer, self._gone)
         entry.wanted = -1
-        entry.nbytes = nbytes
-        self._events.append((of_bytes(nbytes, node.prim.name), category, place, entry))
+        entry.change, entry.category, entry.place = of_bytes(nbytes, node.prim.name), category, place
+        entry.state = NEW
+        self._events.append(entry)
         return True
 
     @section
@@ -744,45 +766,36 @@ class Ledger(Account):
             return
         events = self._events
         while events:
-            self._work_added = False
             batch = self._adding = events[:1] if self._at_once else events[:]
             self._add(batch)
             del events[: len(batch)]
-            self._adding = None
+            self._adding = self._added = None
 
     def _add(self, batch: list[Any]) -> None:
         """Add these events: first what they say of sums, then who has come and gone.
 
-        What comes and goes in between matters to a peak alone: so a peak divides the batch.
+        What comes and goes in between matters to a peak alone.
         """
         entries = self._entries
         start = entries.live_bytes
-        sums: Sums | Rise = Rise(batch, start) if self._rises else Sums(batch, start)
-        top, changes = sums.top, sums.changes
+        sums = Sums(batch, start)
+        top = sums.top
         higher = [m for m in self._open if top > m.__dict__["peak_bytes"]] if top > start else []
         if not all(any(m is known for known in higher) for m in self._peaked):
             self._note_peak()
-        self._work_added = True
-        self._work += changes
+        self._added = sums
+        self._work += sums.changes()
         if len(self._work) >= _MOST_EVENTS:
             self._add_work()
         for m in higher:
             m.__dict__["peak_bytes"] = top
         entries.live_bytes = sums.live
         if self._limit != inf:
-            self.room += sum(map(_top, changes)) + start - sums.live
+            self.room += sum(map(_top, sums.changes())) + start - sums.live
         self._peaked = [m for m in higher if m.detailed]
-        self._rises = type(sums) is Sums and bool(self._peaked)
-        if not self._peaked:
-            self._follow(sums if type(sums) is Sums else Sums(batch))
-            return
-        rise = sums if type(sums) is Rise else Rise(batch, start)
-        at = [*map(id, batch)].index(id(rise.event))
-        inside = rise.event[0].inside
-        self._follow(Sums(batch[: at + (inside is None)]))
-        if at < len(batch) - 1 or inside is not None:
-            self._note_peak(batch[at])
-            self._follow(Sums(batch[at + (inside is None) :]))
+        if self._peaked and (batch[-1] is not sums.peak or sums.peak.change.inside is not None):
+            self._note_peak(entries.at_peak(sums, batch))
+        self._follow(sums)
 
     def _add_work(self) -> None:
         """Add the work of what is in the sums of bytes to the figures."""
@@ -801,15 +814,15 @@ class Ledger(Account):
             entries.remove(entry)
             if journal is not None and entry.number >= 0:
                 journal.left(entry)
-        for primitive, category, place, entry in sums.new():
-            entries.add(entry, primitive, category, place, self._epoch)
+        for entry in sums.new():
+            entries.add(entry, self._epoch)
             if journal is not None and (buffer := entry.buffer()) is not None:
                 journal.allocated(entry, buffer.node)
         for call in sums.calls:
-            call()
+            call.f(call.what)
         for label in entries.present(sums.labels):
-            self._relabel_entry(*label)
-        if sums.changes or sums.left:
+            self._relabel_entry(label.entry, label.category)
+        if sums.come or sums.left:
             for m in self._open:
                 if m.timeline:
                     self._note_sample(m)
@@ -852,15 +865,13 @@ class Ledger(Account):
         if self._peaked:
             self._note_peak()
 
-    def _note_peak(self, event: Any = None) -> None:
-        """Note what makes up a new peak, which was reached inside ``event`` (None: at the end of what was added).
+    def _note_peak(self, parts: dict[str, dict[Any, int]] | None = None) -> None:
+        """Note the parts that make up a new peak (None: it is at the end of what was added).
 
         While memory only grows, that need not be done.
         """
-        parts = {what: dict(total) for what, total in self._entries.totals.items()}
-        for nbytes, primitive in (event is not None and event[0].inside) or ():
-            for what, key in (("category", event[1]), ("primitive", primitive), ("place", event[2])):
-                parts[what][key] = parts[what].get(key, 0) + nbytes
+        if parts is None:
+            parts = {what: dict(total) for what, total in self._entries.totals.items()}
         for m in self._peaked:
             m.peak_parts = parts
         self._peaked = []
@@ -877,7 +888,7 @@ class Ledger(Account):
     def replayed(self, report: Replayed) -> None:
         """A captured program was replayed."""
         if self.detailed:
-            self._events.append(partial(self._add_replay, report))
+            self._events.append(Call(self._add_replay, report))
         if self.journal is not None:
             arena = report.memory()
             self.locked(self.journal.replayed, report, None if arena is None else self._entries.of(arena))
@@ -928,7 +939,7 @@ class Ledger(Account):
     def scratch(self, nbytes: int) -> None:
         """A kernel took workspace."""
         if self.detailed:
-            self._events.append(partial(self._add_scratch, nbytes))
+            self._events.append(Call(self._add_scratch, nbytes))
 
     def _add_scratch(self, nbytes: int) -> None:
         for m in self._open:

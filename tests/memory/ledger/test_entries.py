@@ -15,7 +15,19 @@ from tapegrad.core.node import leaf
 from tapegrad.core.run import Evaluated, Run
 from tapegrad.device import CPU
 from tapegrad.memory.ledger import entries as entries_module
-from tapegrad.memory.ledger.entries import RANK, Entries, Entry, Handed, Rise, Sums, Wanted
+from tapegrad.memory.ledger.entries import (
+    NEW,
+    RANK,
+    Call,
+    Entries,
+    Entry,
+    Handed,
+    Label,
+    Several,
+    Sums,
+    Wanted,
+    not_added,
+)
 from tapegrad.memory.ledger.figures import CATEGORIES, new_of_run, of_bytes
 
 
@@ -31,10 +43,25 @@ def follow(entries: Entries, events: list[Any]) -> None:
         entries.hand_on(handed.old, handed.new)
     for gone in sums.left:
         entries.remove(gone)
-    for primitive, category, place, new in sums.new():
-        entries.add(new, primitive, category, place, 0)
+    for new in sums.new():
+        entries.add(new, 0)
     for label in entries.present(sums.labels):
-        entries.relabel(*label)
+        entries.relabel(label.entry, label.category)
+
+
+def known(entry: Entry, nbytes: int = 512, name: str = "exp") -> Entry:
+    """``entry`` with what it tells of its coming."""
+    entry.change, entry.category, entry.place = of_bytes(nbytes, name), "temporary", "(here)"
+    entry.state = NEW
+    return entry
+
+
+def come(thing: object, events: list[Any], nbytes: int = 512, name: str = "exp", told: bool = True) -> Entry:
+    """The entry of what comes, which tells of it (``told``) and of its going."""
+    entry = known(Entry(thing, events.append), nbytes, name)
+    if told:
+        events.append(entry)
+    return entry
 
 
 class Told:
@@ -44,27 +71,27 @@ class Told:
 
     def __init__(self, gone: int) -> None:
         self.events: list[Any] = []
-        self.things: dict[str, Thing] = {}
-        self.entries: list[Entry] = []
-        array = self.entry("array", 512)
-        self.events.append((of_bytes(512, "exp"), "temporary", "(here)", array))
+        names = "array", "first of the pair", "second of the pair", "buffer"
+        self.things = {name: Thing() for name in names}
+        array = come(self.things["array"], self.events)
         run = Run((Evaluated("sin", 600, 0), Evaluated("cos", 8, 0)), (0, 1))
-        pair = self.entry("first of the pair", 1024), self.entry("second of the pair", 512)
-        self.events.append((new_of_run(run), "temporary", "(here)", *pair))
-        self.events.append([pair[0], "activation"])
-        own = self.entry("buffer", 512)
+        first = come(self.things["first of the pair"], self.events, 1024, "sin", told=False)
+        pair = first, come(self.things["second of the pair"], self.events, 512, "cos", told=False)
+        self.events.append(Several(new_of_run(run), [*pair]))
+        self.events.append(Label(first, "activation"))
+        own = Entry(self.things["buffer"], self.events.append)
+        own.change, own.category, own.place = array.change, array.category, array.place
         self.events.append(Handed(array, own))
-        self.events.append([own, "gradient"])
+        self.events.append(Label(own, "gradient"))
         for name in self.ORDER[:gone]:
             del self.things[name]
         assert len(self.events) == 5 + gone
 
-    def entry(self, name: str, nbytes: int) -> Entry:
-        self.things[name] = Thing()
-        found = Entry(self.things[name], self.events.append)
-        found.nbytes = nbytes
-        self.entries.append(found)
-        return found
+    @staticmethod
+    def by(*gone: str) -> dict[str, int]:
+        """Bytes by category at the end."""
+        by = {"activation": 1024, "temporary": 512, "gradient": 512}
+        return {category: n for category, n in by.items() if category not in gone}
 
 
 @pytest.mark.parametrize("cuts", [(i, k) for k in range(9) for i in range(k + 1)])
@@ -74,19 +101,51 @@ def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> No
     events = told.events[:]
     entries = Entries()
     entries.sum_up(True)
-    Sums(events)  # looked at as a whole, to find the peak, and then in parts
     for begin, end in pairwise((0, *cuts, len(events))):
-        rise = Rise(events[begin:end], entries.live_bytes)
-        sums = Sums(events[begin:end], entries.live_bytes)
-        assert (rise.top, rise.live, rise.changes) == (sums.top, sums.live, sums.changes)
-        assert Rise(events[begin:end], entries.live_bytes).live == sums.live, "also when they have been looked at"
-        follow(entries, events[begin:end])
-    by = {"activation": 1024, "temporary": 512, "gradient": 512}
-    for category in ("temporary", "gradient")[:gone]:
-        del by[category]
+        batch = events[begin:end]
+        tried = Sums(batch, entries.live_bytes)
+        not_added(batch)  # an interrupt ended the first try
+        sums = Sums(batch, entries.live_bytes)
+        assert (sums.top, sums.live, sums.peak, [*sums.changes()]) == (
+            tried.top, tried.live, tried.peak, [*tried.changes()],
+        )  # fmt: skip
+        not_added(batch)
+        follow(entries, batch)
+    by = Told.by(*("temporary", "gradient")[:gone])
     assert entries.by("category") == by and entries.live_bytes == sum(by.values()) == sum(e.nbytes for e in entries)
     assert entries.by("primitive") == {
         name: n for name, n in (("sin", 1024), ("exp", by.get("gradient")), ("cos", by.get("temporary"))) if n
+    }
+
+
+@pytest.mark.parametrize("cut", range(6))
+@pytest.mark.parametrize("more", [4096, 1536, 0])
+@pytest.mark.parametrize("gone", range(4))
+def test_what_is_there_at_the_peak_is_told_by_part(gone: int, more: int, cut: int) -> None:
+    """As if all before it had been followed alone, wherever the batch begins; what is gone by then is not in it."""
+    told, last = Told(gone), Thing()
+    entry = come(last, told.events, more, "tan") if more else None
+    del last
+    events = told.events[:]
+    entries, alone = Entries(), Entries()
+    entries.sum_up(True)
+    alone.sum_up(True)
+    follow(entries, events[:cut])
+    start, batch = entries.live_bytes, events[cut:]
+    sums = Sums(batch, start)
+    if sums.peak is None:
+        assert sums.top == start
+        return
+    parts = entries.at_peak(sums, batch)
+    at = [*map(id, events)].index(id(sums.peak))
+    for event in events:  # all anew
+        for e in event.entries if type(event) is Several else [event]:
+            if type(e) is Entry:
+                e.state = NEW
+    follow(alone, events[: at + 1])
+    assert sums.top == alone.live_bytes and (entry is None or sums.peak is entry or more < 4096)
+    assert {what: {key: n for key, n in part.items() if n} for what, part in parts.items()} == {
+        what: {key: n for key, n in total.items() if n} for what, total in alone.totals.items()
     }
 
 
@@ -94,24 +153,54 @@ def test_the_top_is_found_where_it_is_reached() -> None:
     told = Told(3)
     events = told.events[:]
     sums = Sums(events, 100)
-    assert sums.top == 100 + 512 + 1536 and sums.live == 100 + 1024
-    rise = Rise(events, 100)
-    assert rise.event is events[1] and (rise.top, rise.live) == (sums.top, sums.live)
-    assert Rise(events[2:], 4096).event is None
-    come, goes = (of_bytes(512, "exp"), "user", "(here)", Entry(told, print)), told.entries[0]
-    goes.nbytes = 512
-    assert Rise([come, goes, (*come,), goes], 0).event is come, "of those that are as high the first"
-    assert len(sums.changes) == 2 and not sums.left and not sums.handed
+    assert sums.top == 100 + 512 + 1536 and sums.live == 100 + 1024 and sums.peak is events[1]
+    assert Sums(events[2:], 4096).peak is None
+
+
+def test_of_peaks_that_are_as_high_the_first_counts() -> None:
+    events: list[Any] = []
+    for _ in range(2):
+        thing = Thing()
+        come(thing, events)
+        del thing
+    assert len(events) == 4 and Sums(events).peak is events[0]
+
+
+@pytest.mark.parametrize("stays", [(1,), (1, 2)])
+def test_what_happens_inside_the_event_of_the_peak_is_in_its_parts(stays: tuple[int, ...]) -> None:
+    """A run takes more than what stays of it."""
+    nodes = Evaluated("sin", 1024, 0), Evaluated("cos", 512, 0, (0,)), Evaluated("tan", 512, 0)
+    change = new_of_run(Run(nodes[: stays[-1] + 1], stays))
+    events, things, entries = list[Any](), [Thing() for _ in range(3)], Entries()
+    entries.sum_up(True)
+    come(things[0], events)
+    entry = come(things[1], events, name="cos", told=False)
+    if stays == (1,):
+        entry.change = change
+        events.append(entry)
+    else:
+        events.append(Several(change, [entry, come(things[2], events, name="tan", told=False)]))
+    sums = Sums(events)
+    assert (sums.top, sums.live) == (512 + 1536, 512 + 512 * len(stays)) and sums.peak is events[1]
+    parts = entries.at_peak(sums, events)
+    assert parts["primitive"] == {"exp": 512, "sin": 1024, "cos": 512} and parts["category"] == {"temporary": 2048}
+
+
+def test_calls_come_in_their_turn() -> None:
+    told: list[object] = []
+    sums = Sums([Call(told.append, 1), Call(told.append, 2)])
+    for call in sums.calls:
+        call.f(call.what)
+    assert told == [1, 2] and (sums.live, sums.top) == (0, 0)
 
 
 def test_an_entry_without_its_event_does_not_count() -> None:
     """An interrupt came while it was made."""
-    thing, events = Thing(), []
+    thing, events = Thing(), list[Any]()
     entry = Entry(thing, events.append)
-    entry.nbytes = 512
     del thing
     sums = Sums(events, 1024)
-    assert events == [entry] and sums.live == 1024 and not sums.left and not list(sums.new())
+    assert events == [entry] and sums.live == 1024 and not sums.left and not sums.new()
 
 
 def test_who_is_told_from_now_on_is_told_of_all_that_are_left() -> None:
@@ -119,16 +208,15 @@ def test_who_is_told_from_now_on_is_told_of_all_that_are_left() -> None:
     things, before, told = [Thing(), Thing(), Thing()], list[Entry](), list[Entry]()
     tell = told.append
     entries = Entries()
-    made = [Entry(thing, tell if i == 1 else before.append) for i, thing in enumerate(things)]
+    made = [known(Entry(thing, tell if i == 1 else before.append)) for i, thing in enumerate(things)]
     for entry in made:
-        entry.nbytes = 512
-        entries.add(entry, "exp", "user", "(here)", 0)
+        entries.add(entry, 0)
     del things[2]
     assert [*map(id, before)] == [id(made[2])]
     entries.tell(tell)
     assert len(entries) == 3 and [entry in entries for entry in made] == [False, True, True]
     (moved,) = [entry for entry in entries if id(entry) not in map(id, made)]
-    assert moved() is things[0] and moved.nbytes == 512 and made[0].nbytes == 0
+    assert moved() is things[0] and moved.nbytes == 512 and moved.counts and not made[0].counts
     things.clear()
     assert {*map(id, told)} == {id(moved), id(made[1])} and len(told) == 2
 
@@ -136,16 +224,15 @@ def test_who_is_told_from_now_on_is_told_of_all_that_are_left() -> None:
 def test_what_is_alive_is_counted_anew() -> None:
     """An exception came while sums were changed: of what has gone nothing is left in them."""
     things, events, entries = [Thing() for _ in range(3)], list[Any](), Entries()
-    made = [Entry(thing, events.append) for thing in things]
-    for entry, nbytes in zip(made, (512, 1024, 4096), strict=True):
-        entry.nbytes = nbytes
-        entries.add(entry, "exp", "user", "(here)", 0)
+    made = [come(thing, events, nbytes, told=False) for thing, nbytes in zip(things, (512, 1024, 4096), strict=True)]
+    for entry in made:
+        entries.add(entry, 0)
     entries.sum_up(True)
     del things[1]
     entries.live_bytes = 7
     entries.recount()
-    assert [entry in entries for entry in made] == [True, False, True] and made[1].nbytes == 0
-    assert entries.live_bytes == 4608 and +entries.totals["category"] == {"user": 4608} == entries.by("category")
+    assert [entry in entries for entry in made] == [True, False, True] and not made[1].counts
+    assert entries.live_bytes == 4608 and +entries.totals["category"] == {"temporary": 4608} == entries.by("category")
 
 
 def test_a_category_gives_way_to_those_that_tell_more_alone() -> None:
@@ -166,15 +253,18 @@ def test_what_late_nodes_have_made_is_forgotten() -> None:
     tg.zeros(1)  # the engine is there
     events, entries = list[Any](), Entries()
     buffers = [Buffer(np.zeros(4), leaf(shaped((4,), np.dtype("float64"), CPU))) for _ in range(3)]
-    made = [Entry(b, events.append) for b in buffers]
+    made = [come(b, events, 512 << number, told=False) for number, b in enumerate(buffers)]
     for number, entry in enumerate(made):
-        entry.nbytes = 512 << number
-        entries.add(entry, "exp", "user", "(here)", 0)
+        entries.add(entry, 0)
         entry.number = number
     entries.live_bytes = 512 * 7
     entries.sum_up(True)
     assert entries.forget(buffers[1].node.index) == buffers[1:]
-    assert [(e in entries, e.nbytes, e.number) for e in made] == [(True, 512, 0), (False, 0, -1), (False, 0, -1)]
+    assert [(e in entries, e.counts, e.number) for e in made] == [
+        (True, True, 0),
+        (False, False, -1),
+        (False, False, -1),
+    ]
     assert entries.live_bytes == 512 and +entries.totals["place"] == {"(here)": 512}
 
 

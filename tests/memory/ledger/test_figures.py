@@ -24,6 +24,7 @@ from tapegrad.engine.region import set_small
 from tapegrad.memory import policies
 from tapegrad.memory.budget.manager import Manager
 from tapegrad.memory.ledger import figures
+from tapegrad.memory.ledger.entries import Call
 from tapegrad.memory.ledger.figures import Change, Measure, Replayed, new_of_run
 from tapegrad.memory.ledger.ledger import LEDGER, Ledger
 
@@ -143,14 +144,14 @@ def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
     x = tg.asarray(np.ones(1000, np.float32))
     made: list[tg.Tensor] = []
 
-    def fails_and_makes() -> None:
+    def fails_and_makes(x: tg.Tensor) -> None:
         with pytest.raises(AttributeError):
             LEDGER.by("nothing of that name")
         made.append(tg.cumulative_sum(x))
 
     with tg.measure() as m:
         before = m.live_bytes
-        LEDGER._events.append(fails_and_makes)
+        LEDGER._events.append(Call(fails_and_makes, x))
         assert m.live_bytes == before + 4096
         made.clear()
         assert m.live_bytes == before
