@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.memory.ledger.figures import Change
+from tapegrad.memory.ledger.figures import Change, Parts
 from tapegrad.memory.ledger.frames import Place, by_line
 
 RANK = {"temporary": 0, "user": 0, "input": 0, "communication": 1, "activation": 1, "rematerialized": 2,
@@ -32,9 +32,23 @@ class Entry(weakref.ref[Any]):
     entry is the event of its coming, too, so as to take little memory: most values of small operations go soon.
     """
 
-    __slots__ = ("category", "change", "epoch", "holder", "next", "number", "place", "read", "state", "wanted")
+    __slots__ = (
+        "came_as",
+        "category",
+        "change",
+        "epoch",
+        "holder",
+        "next",
+        "number",
+        "place",
+        "read",
+        "state",
+        "wanted",
+    )
     state: int
     """One of the above; it is set last."""
+    came_as: str
+    """Its category when it came; ``category``: now, as soon as it is in the sums."""
     category: str
     change: Change
     """How it came."""
@@ -94,10 +108,14 @@ class Handed:
 
 
 class Label:
-    """The bytes of ``entry`` serve as ``category`` from now on.  Often made without ``__init__``."""
+    """The bytes of ``entry`` serve as ``category`` from now on (``before``: what they were, once that is done).
 
-    __slots__ = ("category", "entry")
+    Often made without ``__init__``.
+    """
+
+    __slots__ = ("before", "category", "entry")
     state = LABEL
+    before: str
 
     def __init__(self, entry: Entry, category: str) -> None:
         self.entry, self.category = entry, category
@@ -191,22 +209,6 @@ class Sums:
         new = [entry for entry in self.entries(self.come) if entry.state == HERE]
         return new + [handed.new for handed in self.replaced if handed.new.state == HERE]
 
-    def at_peak(self, events: list[Any]) -> tuple[list[Entry], list[Entry], list[Label]]:
-        """Who had come by the peak and was there, who had gone, and who had a new category, of the same ``events``.
-
-        What happens inside the event of the peak is not among it.
-        """
-        places = [*map(id, events)]
-        late = {*places[places.index(id(self.peak)) + 1 :]}
-        come = self.come[: [*map(id, self.come)].index(id(self.peak)) + (self.peak.change.inside is None)]
-        new = {id(handed.old): handed.new for handed in self.replaced}
-        entries = [new.get(id(entry), entry) for entry in self.entries(come)]
-        return (
-            [entry for entry in entries if entry.state == HERE or id(entry) in late],
-            [entry for entry in self.left if id(entry) not in late],
-            [label for label in self.labels if id(label) not in late],
-        )
-
     def entries(self, come: list[Entry | Several]) -> list[Entry]:
         """Those of some events of a coming."""
         entries: list[Any] = come
@@ -221,6 +223,53 @@ def not_added(events: list[Any]) -> None:
         for entry in event.entries if type(event) is Several else (event,):
             if type(entry) is Entry and getattr(entry, "state", NO_MORE) in (HERE, LEFT, HANDED):
                 entry.state = NEW
+
+
+class Peak:
+    """What was there when the most was, while ``events`` happened, from which ``sums`` are; ``totals``: before them.
+
+    Most peaks are soon followed by higher ones, and nobody asks: so it is worked out when somebody does.
+    """
+
+    def __init__(self, totals: dict[str, Counter[Any]], sums: Sums, events: list[Any]) -> None:
+        self._totals = {what: Counter(total) for what, total in totals.items()}
+        self._sums, self._events = sums, events
+
+    def parts(self) -> Parts:
+        """Bytes by part."""
+        totals = {what: Counter(total) for what, total in self._totals.items()}
+
+        def add(nbytes: int, *keys: object) -> None:
+            for what, key in zip(_PARTS, keys):
+                totals[what][key] += nbytes
+
+        sums, peak = self._sums, self._sums.peak
+        places = [*map(id, self._events)]
+        late = {*places[places.index(id(peak)) + 1 :]}
+        new = {id(handed.old): handed.new for handed in sums.replaced}
+        known = {*map(id, sums.entries(sums.come)), *map(id, new.values())}
+        labelled: dict[int, str] = {}
+        for label in [label for label in sums.labels if id(label) not in late]:
+            entry, number = label.entry, id(label.entry)
+            if number in known:
+                if RANK[label.category] > RANK[labelled.get(number, entry.came_as)]:
+                    labelled[number] = label.category
+            elif hasattr(label, "before"):
+                add(-entry.nbytes, label.before)
+                add(entry.nbytes, label.category)
+        for entry in sums.left:
+            if id(entry) not in late:
+                add(-entry.nbytes, entry.category, entry.primitive, entry.place)
+        place = [*map(id, sums.come)].index(id(peak)) + (peak.change.inside is None)
+        come = [new.get(id(entry), entry) for entry in sums.entries(sums.come[:place])]
+        come = [entry for entry in come if entry.state != LEFT or id(entry) in late]
+        alike = Counter([(e.change, labelled.get(id(e), e.came_as), e.place) for e in come])
+        for (change, category, where), n in alike.items():
+            add(n * change.net, category, change.stays[0][1], where)
+        of = peak.entries[0] if type(peak) is Several else peak
+        for nbytes, primitive in peak.change.inside or ():
+            add(nbytes, of.came_as, primitive, of.place)
+        return {what: dict(total) for what, total in totals.items()}
 
 
 def _copy(entry: Entry, to: Entry) -> None:
@@ -257,7 +306,7 @@ class Entries:
 
     def add(self, entry: Entry, epoch: int) -> None:
         """Its bytes are there."""
-        entry.epoch, entry.state, entry.number = epoch, THERE, -1
+        entry.category, entry.epoch, entry.state, entry.number = entry.came_as, epoch, THERE, -1
         self._entries[id(entry)] = entry
         if self.totals:
             self._add(entry, entry.nbytes)
@@ -296,34 +345,6 @@ class Entries:
                 self.hand_on(entry, copy)
                 if isinstance(thing, Buffer):
                     thing.entry = copy
-
-    def at_peak(self, sums: Sums, events: list[Any]) -> dict[str, dict[Any, int]]:
-        """Bytes by part when the most were there, while ``events`` happened, from which ``sums`` are."""
-        parts = {what: Counter(total) for what, total in self.totals.items()}
-
-        def add(nbytes: int, *keys: object) -> None:
-            for what, key in zip(_PARTS, keys):
-                parts[what][key] += nbytes
-
-        come, left, labels = sums.at_peak(events)
-        labelled: dict[int, str] = {}
-        for label in labels:
-            entry, category = label.entry, label.category
-            before = labelled.get(id(entry), entry.category)
-            if RANK[category] > RANK[before]:
-                labelled[id(entry)] = category
-                if entry.state == THERE:
-                    add(-entry.nbytes, before)
-                    add(entry.nbytes, category)
-        for entry in left:
-            add(-entry.nbytes, labelled.get(id(entry), entry.category), entry.primitive, entry.place)
-        alike = Counter([(e.change, labelled.get(id(e), e.category), e.place) for e in come])
-        for (change, category, place), n in alike.items():
-            add(n * change.net, category, change.stays[0][1], place)
-        of = sums.peak.entries[0] if type(sums.peak) is Several else sums.peak
-        for nbytes, primitive in sums.peak.change.inside or ():
-            add(nbytes, of.category, primitive, of.place)
-        return {what: dict(total) for what, total in parts.items()}
 
     def recount(self) -> None:
         """Work out the sums from what is alive: an exception came while they were changed."""

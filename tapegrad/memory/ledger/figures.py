@@ -22,6 +22,8 @@ CATEGORIES = (
 )  # fmt: skip
 GRAIN = 512
 _MOST_LINES = 10
+Parts = dict[str, dict[Any, int]]
+"""Bytes by ``"category"``, ``"primitive"`` and ``"place"``."""
 
 
 def rounded(nbytes: int) -> int:
@@ -140,7 +142,8 @@ class Measure:
     prefetches: int = 0
     """Values that were on their way back before they were asked for."""
     live_by_category: dict[str, int] = field(default_factory=dict)
-    peak_parts: dict[str, dict[Any, int]] = field(default_factory=dict)
+    peak_parts: Parts | Callable[[], Parts] = field(default_factory=dict)
+    """What was alive at the peak, or what works that out."""
     samples: list[tuple[float, int, int]] = field(default_factory=list)
     """With ``timeline=True``: (seconds since the start, live bytes, of which kept for rules) after every change."""
     timeline: bool = False
@@ -197,7 +200,13 @@ class Measure:
     def _part(self, what: str) -> dict[Any, int]:
         if self.settle is not None:
             self.settle()
-        return {key: n for key, n in self.peak_parts.get(what, {}).items() if n}
+        return {key: n for key, n in self.parts().get(what, {}).items() if n}
+
+    def parts(self) -> Parts:
+        """Bytes at the peak noted last, by part."""
+        if callable(self.peak_parts):
+            self.peak_parts = self.peak_parts()
+        return self.peak_parts
 
 
 def _by_bytes(part: tuple[str, int]) -> int:

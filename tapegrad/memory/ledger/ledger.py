@@ -61,6 +61,7 @@ from tapegrad.memory.ledger.entries import (
     Entry,
     Handed,
     Label,
+    Peak,
     Several,
     Sums,
     Wanted,
@@ -72,6 +73,7 @@ from tapegrad.memory.ledger.figures import (
     Costs,
     Done,
     Measure,
+    Parts,
     Ran,
     Replayed,
     new_of_run,
@@ -290,6 +292,7 @@ class Ledger(Account):
         self._add_work()
         if measure.detailed:
             measure.live_by_category = self.by("category")
+            measure.parts()  # while what is alive has its categories
         measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
         self._open = [m for m in self._open if m is not measure]
         if self.detailed and not any(m.detailed for m in self._open):
@@ -473,7 +476,7 @@ class Ledger(Account):
             entry = buffer.entry = Entry(buffer, self._gone)
             entry.wanted = -1
             entry.change = change
-            entry.category = category
+            entry.came_as = category
             entry.place = place
             entry.state = NEW
             events.append(entry)
@@ -506,14 +509,14 @@ class Ledger(Account):
             if change.single:  # most often
                 entry = Entry(arrays[0], self._gone)
                 entry.change = change
-                entry.category = category
+                entry.came_as = category
                 entry.place = place
                 entry.state = NEW
                 events.append(entry)
             else:
                 entries = [Entry(array, self._gone) for array in arrays]
                 for entry, stays in zip(entries, change.stays, strict=True):
-                    entry.change, entry.category, entry.place, entry.state = of_bytes(*stays), category, place, NEW
+                    entry.change, entry.came_as, entry.place, entry.state = of_bytes(*stays), category, place, NEW
                 events.append(Several(change, entries))
             if rooms != self._rooms:
                 self._find_room()
@@ -528,7 +531,7 @@ class Ledger(Account):
             if type(old) is Entry and old.counts:
                 own = buffer.entry = Entry(buffer, self._gone)
                 own.wanted = -1
-                own.change, own.category, own.place = old.change, old.category, old.place
+                own.change, own.came_as, own.place = old.change, old.came_as, old.place
                 self._events.append(Handed(old, own))
                 if self._at_once:
                     self.locked(self._drain)
@@ -741,7 +744,7 @@ class Ledger(Account):
         nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
         entry = buffer.entry = Entry(buffer, self._gone)
         entry.wanted = -1
-        entry.change, entry.category, entry.place = of_bytes(nbytes, node.prim.name), category, place
+        entry.change, entry.came_as, entry.place = of_bytes(nbytes, node.prim.name), category, place
         entry.state = NEW
         self._events.append(entry)
         return True
@@ -794,7 +797,7 @@ class Ledger(Account):
             self.room += sum(map(_top, sums.changes())) + start - sums.live
         self._peaked = [m for m in higher if m.detailed]
         if self._peaked and (batch[-1] is not sums.peak or sums.peak.change.inside is not None):
-            self._note_peak(entries.at_peak(sums, batch))
+            self._note_peak(Peak(entries.totals, sums, batch).parts)
         self._follow(sums)
 
     def _add_work(self) -> None:
@@ -821,7 +824,10 @@ class Ledger(Account):
         for call in sums.calls:
             call.f(call.what)
         for label in entries.present(sums.labels):
-            self._relabel_entry(label.entry, label.category)
+            entry, before = label.entry, label.entry.category
+            self._relabel_entry(entry, label.category)
+            if entry.category is not before:
+                label.before = before
         if sums.come or sums.left:
             for m in self._open:
                 if m.timeline:
@@ -865,7 +871,7 @@ class Ledger(Account):
         if self._peaked:
             self._note_peak()
 
-    def _note_peak(self, parts: dict[str, dict[Any, int]] | None = None) -> None:
+    def _note_peak(self, parts: Parts | Callable[[], Parts] | None = None) -> None:
         """Note the parts that make up a new peak (None: it is at the end of what was added).
 
         While memory only grows, that need not be done.

@@ -23,6 +23,7 @@ from tapegrad.memory.ledger.entries import (
     Entry,
     Handed,
     Label,
+    Peak,
     Several,
     Sums,
     Wanted,
@@ -35,9 +36,14 @@ class Thing:
     """What an entry refers to."""
 
 
-def follow(entries: Entries, events: list[Any]) -> None:
+def follow(entries: Entries, events: list[Any]) -> Sums:
     """As the ledger follows a batch."""
     sums = Sums(events, entries.live_bytes)
+    follow_sums(entries, sums)
+    return sums
+
+
+def follow_sums(entries: Entries, sums: Sums) -> None:
     entries.live_bytes = sums.live
     for handed in sums.handed:
         entries.hand_on(handed.old, handed.new)
@@ -46,12 +52,14 @@ def follow(entries: Entries, events: list[Any]) -> None:
     for new in sums.new():
         entries.add(new, 0)
     for label in entries.present(sums.labels):
-        entries.relabel(label.entry, label.category)
+        if RANK[label.category] > RANK[label.entry.category]:
+            label.before = label.entry.category
+            entries.relabel(label.entry, label.category)
 
 
 def known(entry: Entry, nbytes: int = 512, name: str = "exp") -> Entry:
     """``entry`` with what it tells of its coming."""
-    entry.change, entry.category, entry.place = of_bytes(nbytes, name), "temporary", "(here)"
+    entry.change, entry.came_as, entry.place = of_bytes(nbytes, name), "temporary", "(here)"
     entry.state = NEW
     return entry
 
@@ -80,7 +88,7 @@ class Told:
         self.events.append(Several(new_of_run(run), [*pair]))
         self.events.append(Label(first, "activation"))
         own = Entry(self.things["buffer"], self.events.append)
-        own.change, own.category, own.place = array.change, array.category, array.place
+        own.change, own.came_as, own.place = array.change, array.came_as, array.place
         self.events.append(Handed(array, own))
         self.events.append(Label(own, "gradient"))
         for name in self.ORDER[:gone]:
@@ -136,7 +144,10 @@ def test_what_is_there_at_the_peak_is_told_by_part(gone: int, more: int, cut: in
     if sums.peak is None:
         assert sums.top == start
         return
-    parts = entries.at_peak(sums, batch)
+    peak = Peak(entries.totals, sums, batch)
+    follow_sums(entries, sums)
+    parts = peak.parts()
+    assert parts == peak.parts()
     at = [*map(id, events)].index(id(sums.peak))
     for event in events:  # all anew
         for e in event.entries if type(event) is Several else [event]:
@@ -182,7 +193,7 @@ def test_what_happens_inside_the_event_of_the_peak_is_in_its_parts(stays: tuple[
         events.append(Several(change, [entry, come(things[2], events, name="tan", told=False)]))
     sums = Sums(events)
     assert (sums.top, sums.live) == (512 + 1536, 512 + 512 * len(stays)) and sums.peak is events[1]
-    parts = entries.at_peak(sums, events)
+    parts = Peak(entries.totals, sums, events).parts()
     assert parts["primitive"] == {"exp": 512, "sin": 1024, "cos": 512} and parts["category"] == {"temporary": 2048}
 
 
