@@ -212,7 +212,7 @@ class Steps:
         known.update(constants=constants, share=_share, Cotangent=Cotangent)
         _share(known)
         if self._made:
-            lines.append(f"if not who.pulled(run, {_tuple(names[i] for i in self._made)}): return None")
+            lines.append(f"if not who.pulled(run, {', '.join(names[i] for i in self._made)}): return None")
         for i in self._made:
             lines.append(f"g{i} = Cotangent(); g{i}.array = {names[i]}; g{i}.step = s{i}")
             known[f"s{i}"] = self._steps[i - self._first]

@@ -76,8 +76,8 @@ class Account:
         buffer.told()
         return True
 
-    def pulled(self, run: Run, arrays: Sequence[Any]) -> bool:
-        """A gradient walk has evaluated the small nodes of ``run``; ``arrays``: the values that stay, in no buffers.
+    def pulled(self, run: Run, array: Any, *more: Any) -> bool:
+        """A gradient walk has evaluated the small nodes of ``run``; the arrays: the values that stay, in no buffers.
 
         False: as for :meth:`evaluated`.
         """

@@ -209,6 +209,10 @@ class Sums:
         new = [entry for entry in self.entries(self.come) if entry.state == HERE]
         return new + [handed.new for handed in self.replaced if handed.new.state == HERE]
 
+    def at_end(self, events: list[Any]) -> bool:
+        """Whether what is there after ``events``, from which these are, is what was there at the peak."""
+        return events[-1] is self.peak and self.peak.state != LEFT and self.peak.change.inside is None
+
     def entries(self, come: list[Entry | Several]) -> list[Entry]:
         """Those of some events of a coming."""
         entries: list[Any] = come

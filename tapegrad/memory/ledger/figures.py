@@ -256,12 +256,12 @@ class Costs(NamedTuple):
 class Change:
     """Bytes that come in one event, and the work that was done.
 
-    ``stays``: sizes and primitives of the values that are there afterwards (``single``: it is one); ``net``: their sum;
+    ``stays``: sizes and primitives of the values that are there afterwards; ``net``: their sum;
     ``top``: the most bytes that came at once; ``inside``: sizes and primitives of what was there then, unless it is
     what stays.
     """
 
-    __slots__ = ("allocated", "cost", "inside", "kernels", "moved", "names", "net", "single", "stays", "top")
+    __slots__ = ("allocated", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
 
     def __init__(self, run: Run | None = None, nbytes: int = 0, name: str = "") -> None:
         self.names: Counter[str] = Counter()
@@ -271,7 +271,6 @@ class Change:
         self.inside: list[tuple[int, str]] | None = None
         if run is not None:
             self._follow(run)
-        self.single = len(self.stays) == 1
 
     def add_to(self, m: Measure, n: int) -> None:
         """See :class:`Done`."""

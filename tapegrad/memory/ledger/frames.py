@@ -85,8 +85,15 @@ def by_line(places: dict[Place, int]) -> dict[str, int]:
     return {line: n for line, n in lines.most_common() if n}
 
 
-_ours: set[str] = set()
-"""Names of this package's files."""
+class _Ours(dict[str, bool]):
+    """Whether a file is this package's, by its name."""
+
+    def __missing__(self, name: str) -> bool:
+        found = self[name] = name.startswith(_HERE)
+        return found
+
+
+_ours = _Ours()
 _MOST_KNOWN = 4096
 
 
@@ -107,25 +114,22 @@ known: dict[int, Instructions] = {}
 
 def user_place(inside: int = 1) -> Place:
     """The innermost instruction outside this package, to which the caller and ``inside`` - 1 of its callers belong."""
-    frame: FrameType | None = _getframe(inside + 1)
-    while frame is not None:
-        code = frame.f_code
-        name = code.co_filename
-        if name in _ours:
+    frame: Any = _getframe(inside + 1)
+    try:
+        while _ours[frame.f_code.co_filename]:
             frame = frame.f_back
-        elif name.startswith(_HERE):
-            _ours.add(name)
-        else:
-            of_code = known.get(id(code))
-            if of_code is None:
-                if len(known) >= _MOST_KNOWN:
-                    forget_places()
-                of_code = known[id(code)] = Instructions(code)
-            place = of_code.seen.get(frame.f_lasti)
-            if place is None:
-                place = of_code.seen[frame.f_lasti] = Instruction(code, frame.f_lasti)
-            return place
-    return "(unknown)"
+    except AttributeError:  # there is no frame outside
+        return "(unknown)"
+    code = frame.f_code
+    of_code = known.get(id(code))
+    if of_code is None:
+        if len(known) >= _MOST_KNOWN:
+            forget_places()
+        of_code = known[id(code)] = Instructions(code)
+    place = of_code.seen.get(frame.f_lasti)
+    if place is None:
+        place = of_code.seen[frame.f_lasti] = Instruction(code, frame.f_lasti)
+    return place
 
 
 def forget_places() -> None:

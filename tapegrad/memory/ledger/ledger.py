@@ -488,7 +488,7 @@ class Ledger(Account):
             raise
 
     @section
-    def pulled(self, run: Run, arrays: Sequence[Array]) -> bool:
+    def pulled(self, run: Run, array: Array, *more: Array) -> bool:
         """A walk has evaluated small nodes, where the program asked for it."""
         try:
             change: Change = run.change or new_of_run(run)
@@ -506,15 +506,15 @@ class Ledger(Account):
                     return False
             if place is None:
                 place = user_place() if self.detailed else _SMALL
-            if change.single:  # most often
-                entry = Entry(arrays[0], self._gone)
+            if not more:  # most often
+                entry = Entry(array, self._gone)
                 entry.change = change
                 entry.came_as = category
                 entry.place = place
                 entry.state = NEW
                 events.append(entry)
             else:
-                entries = [Entry(array, self._gone) for array in arrays]
+                entries = [Entry(a, self._gone) for a in (array, *more)]
                 for entry, stays in zip(entries, change.stays, strict=True):
                     entry.change, entry.came_as, entry.place, entry.state = of_bytes(*stays), category, place, NEW
                 events.append(Several(change, entries))
@@ -522,7 +522,7 @@ class Ledger(Account):
                 self._find_room()
             return True
         except BaseException:
-            self.mend(*arrays)
+            self.mend(array, *more)
             raise
 
     def owned(self, buffer: Buffer) -> None:
@@ -796,7 +796,7 @@ class Ledger(Account):
         if self._limit != inf:
             self.room += sum(map(_top, sums.changes())) + start - sums.live
         self._peaked = [m for m in higher if m.detailed]
-        if self._peaked and (batch[-1] is not sums.peak or sums.peak.change.inside is not None):
+        if self._peaked and not sums.at_end(batch):
             self._note_peak(Peak(entries.totals, sums, batch).parts)
         self._follow(sums)
 

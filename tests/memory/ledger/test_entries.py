@@ -87,13 +87,14 @@ class Told:
         pair = first, come(self.things["second of the pair"], self.events, 512, "cos", told=False)
         self.events.append(Several(new_of_run(run), [*pair]))
         self.events.append(Label(first, "activation"))
+        self.events.append(Label(first, "communication"))  # tells no more
         own = Entry(self.things["buffer"], self.events.append)
         own.change, own.came_as, own.place = array.change, array.came_as, array.place
         self.events.append(Handed(array, own))
         self.events.append(Label(own, "gradient"))
         for name in self.ORDER[:gone]:
             del self.things[name]
-        assert len(self.events) == 5 + gone
+        assert len(self.events) == 6 + gone
 
     @staticmethod
     def by(*gone: str) -> dict[str, int]:
@@ -102,7 +103,7 @@ class Told:
         return {category: n for category, n in by.items() if category not in gone}
 
 
-@pytest.mark.parametrize("cuts", [(i, k) for k in range(9) for i in range(k + 1)])
+@pytest.mark.parametrize("cuts", [(i, k) for k in range(10) for i in range(k + 1)])
 @pytest.mark.parametrize("gone", range(4))
 def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> None:
     told = Told(gone)
@@ -126,7 +127,7 @@ def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> No
     }
 
 
-@pytest.mark.parametrize("cut", range(6))
+@pytest.mark.parametrize("cut", range(7))
 @pytest.mark.parametrize("more", [4096, 1536, 0])
 @pytest.mark.parametrize("gone", range(4))
 def test_what_is_there_at_the_peak_is_told_by_part(gone: int, more: int, cut: int) -> None:

@@ -138,6 +138,22 @@ def test_sums_that_are_wrong_after_an_exception_are_made_anew() -> None:
     del x
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("f", [tg.sin, tg.cumulative_sum])
+def test_what_comes_and_goes_at_once_is_in_the_parts_of_the_peak(f: Callable[[Any], Any], kept: bool) -> None:
+    """Its coming and its going are all that has happened, or the one is the last of all."""
+    gc.collect()
+    x = tg.asarray(np.ones(1000, np.float32))
+    with tg.measure() as m:
+        before = m.live_bytes
+        y = f(x)
+        if not kept:
+            del y
+        assert m.peak_bytes == before + 4096
+        assert sum(m.peak_by_category.values()) == m.peak_bytes and m.peak_by_category["user"] >= 4096
+        assert m.peak_by_primitive[f.__name__] == 4096
+
+
 def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
     """What comes after it, while events are added, is an event of its own: nothing is mended in the middle."""
     gc.collect()

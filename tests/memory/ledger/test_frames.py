@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import dis
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -107,3 +109,15 @@ def test_codes_that_are_too_many_are_forgotten_and_their_places_found_again(monk
         lines = {f"<made {number}>:3": 2 * 1024 for number in range(7)}
         assert {line: n for line, n in m.peak_by_line.items() if line in lines} == lines
     assert not frames.known, "no code of the program's is held"
+
+
+def test_where_the_program_has_no_frame_the_place_is_not_known() -> None:
+    """A function of the library's is all that a thread runs."""
+    x = tg.asarray(X)
+    with tg.measure() as m:
+        before = m.kernel_runs
+        _thread.start_new_thread(tg.cumulative_sum, (x,))
+        until = time.monotonic() + 60
+        while m.kernel_runs == before and time.monotonic() < until:
+            time.sleep(0.001)
+    assert m.peak_by_line["(unknown)"] == 1024

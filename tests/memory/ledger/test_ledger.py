@@ -656,7 +656,7 @@ def test_an_interrupt_while_events_are_added_loses_none(monkeypatch: pytest.Monk
     with tg.measure() as m:
         before, own = m.live_bytes, bare()
         run = Run((Evaluated("sin", 800, 0),), (0,))
-        assert during(LEDGER.pulled, run, [own.array], pulls=("temporary", "(here)"))
+        assert during(LEDGER.pulled, run, own.array, pulls=("temporary", "(here)"))
         m.peak_bytes  # noqa: B018 - has it added
         LEDGER.owned(own)
         new = c64(np.ones(100))
