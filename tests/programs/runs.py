@@ -145,6 +145,9 @@ class Predicted(Run):
             wanted, got = getattr(point, name, None), getattr(m, name)
             if wanted is not None and wanted != got:
                 self.wrong.append(f"within {limit} bytes {name} is {got}, predicted {wanted}")
+        for parts in (m.peak_by_category, m.peak_by_primitive, m.peak_by_line):
+            if sum(parts.values()) != m.peak_bytes:
+                self.wrong.append(f"within {limit} bytes the parts of the peak of {m.peak_bytes} bytes are {parts}")
         if needed != getattr(point, "needed_bytes", 0):
             self.wrong.append(f"within {limit} bytes {needed} are needed, predicted {point.needed_bytes}")
         return live, m.peak_bytes
