@@ -24,7 +24,7 @@ from tapegrad.engine.region import set_small
 from tapegrad.memory import policies
 from tapegrad.memory.budget.manager import Manager
 from tapegrad.memory.ledger import figures
-from tapegrad.memory.ledger.entries import Call
+from tapegrad.memory.ledger.entries import NO_MORE, Call
 from tapegrad.memory.ledger.figures import Change, Measure, Replayed, new_of_run
 from tapegrad.memory.ledger.ledger import LEDGER, Ledger
 
@@ -192,6 +192,39 @@ def test_what_was_half_added_when_an_interrupt_came_is_added_once(monkeypatch: p
         assert m.live_bytes == before + 4096 and m.peak_bytes == before + 8192
         assert (m.kernel_runs, m.nodes_run, m.allocated_bytes) == (2, {"sin": 1, "cos": 1}, 8192)
         del kept
+        assert m.live_bytes == before
+
+
+class Trap:
+    """An event in the midst of which an interrupt comes, once."""
+
+    sprung = False
+
+    @property
+    def state(self) -> int:
+        if self.sprung:
+            return NO_MORE
+        self.sprung = True
+        raise KeyboardInterrupt
+
+
+def test_what_an_interrupt_kept_from_being_added_is_added_afterwards() -> None:
+    """What has come, what has gone again, several at once, and bytes that were handed on."""
+    gc.collect()
+    x = tg.asarray(np.ones(4, np.float32))
+    with tg.measure() as m:
+        before = m.live_bytes
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sin(x) * tg.cos(x)
+        kept, gone = tape.gradient(y, x), tg.exp(x)
+        del gone
+        LEDGER._events.append(Trap())
+        with pytest.raises(KeyboardInterrupt):
+            m.live_bytes  # noqa: B018
+        assert m.live_bytes == before + 2 * 512
+        assert m.peak_by_category and sum(m.peak_by_category.values()) == m.peak_bytes
+        del kept, y
         assert m.live_bytes == before
 
 
