@@ -154,6 +154,52 @@ def test_what_comes_and_goes_at_once_is_in_the_parts_of_the_peak(f: Callable[[An
         assert m.peak_by_primitive[f.__name__] == 4096
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_what_serves_as_something_else_before_the_peak_is_that_in_its_parts(read: bool) -> None:
+    """Whether its coming has been added by then (``read``) or not; what is kept after the peak is not, yet."""
+    gc.collect()
+    x = tg.asarray(np.ones(4, np.float32))
+    found = []
+    for timeline in (False, True):
+        with tg.measure(timeline=timeline) as m:
+            with tg.GradientTape() as tape:
+                tape.watch(x)
+                y = x * 2.0
+                assert not read or m.live_bytes
+                z = tg.sin(y)  # keeps y
+                w = z * 2.0
+                w = tg.sin(tg.reshape(w, (2, 2)))
+                if read:
+                    del w
+            found.append((m.peak_bytes, m.peak_by_category))
+            del tape, y, z
+            w = None
+    assert found[0] == found[1] and found[0][1]["activation"] >= 512
+
+
+def test_bytes_of_an_array_of_a_walk_are_its_buffers_from_then_on() -> None:
+    """Though they were added to the sums as the array's."""
+    gc.collect()
+    x = tg.asarray(np.ones(4, np.float32))
+    reads: list[int] = []
+
+    @tg.custom_gradient
+    def read(a: tg.Tensor) -> Any:
+        return a * 1.0, lambda ct: (reads.append(m.live_bytes), ct)[1]
+
+    with tg.measure() as m:
+        before = m.live_bytes
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            s = tg.sin(x)
+            y = s * read(x)
+        grads = tape.gradient(y, [x, s])
+        del y, s
+        assert reads and LEDGER.by("category")["gradient"] == 2 * 512 == m.live_bytes - before
+        del grads, tape
+        assert m.live_bytes == before
+
+
 def test_an_error_within_another_section_leaves_it_to_go_on() -> None:
     """What comes after it, while events are added, is an event of its own: nothing is mended in the middle."""
     gc.collect()
