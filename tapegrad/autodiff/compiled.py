@@ -194,7 +194,7 @@ class Steps:
         rest = range(1, self._arguments)
         lines = ["try:", "    a0 = ct.array"]  # a plain array has none
         lines += [f"    a{i} = residuals[{i - 1}].array" for i in rest]
-        if self._steps:  # what is no array, or not there, has no base
+        if self._steps:  # what is not there has no base
             lines.append("    base = a0.base")
             tests = [f"a{i}.base is not None" for i in rest] + [f"a{i} is a{k}" for i in rest for k in range(i)]
             lines += [f"    if {' or '.join(tests)}: return None"] if tests else []
@@ -203,7 +203,7 @@ class Steps:
             lines += ["if base is None or type(ct) is Cotangent: run = own"]
             lines += ["elif any(a0.strides) or not a0.size: return None", "else: run = spread"]
         else:
-            lines += [f"if {' or '.join(f'a{i} is None' for i in (0, *rest))}: return None", "run = own"]
+            lines += [f"if {' or '.join(f'a{i} is None' for i in (0, *rest))}: return None"]
         constants = {f"c{i}": c for i, c in enumerate(self._constants)}
         if constants:
             lines.append(f"if {' or '.join(f'{c}() is None' for c in constants)}: share(globals())")

@@ -19,10 +19,17 @@ _PARTS = ("category", "primitive", "place")
 _change = attrgetter("change")
 
 
-NEW, HERE, LEFT, HANDED, THERE, NO_MORE, LABEL, HAND, SEVERAL, CALL = range(10)
-"""What an event is, in its ``state``.  An entry: its bytes come (NEW).  Of the events that are being added one tells of
-that (HERE), and another that they go (LEFT) or are another's (HANDED).  THERE: it is in the sums.  NO_MORE: its going
-does not count, since its bytes are another's, or an interrupt came before they had come.  The others: see below."""
+NEW, CAME, GONE, HANDED, THERE, NO_MORE, LABEL, HAND, SEVERAL, CALL = range(10)
+"""What an event has in its ``state``.  Of an entry:
+
+NEW: its bytes have come, which is not in the sums yet.
+CAME: the events that are being added tell that they have come; GONE: and that they have gone; HANDED: and that they are
+another's now.
+THERE: they are in the sums.
+NO_MORE: its going does not count: its bytes are another's, or an interrupt came before they had come.
+
+The others are those of the classes below.
+"""
 
 
 class Entry(weakref.ref[Any]):
@@ -53,10 +60,11 @@ class Entry(weakref.ref[Any]):
     change: Change
     """How it came."""
     place: Place
+    """Where it was made."""
     wanted: int
     """The last epoch in which it was told that a tape keeps it."""
     epoch: int
-    """Of the ledger, when ``category`` and ``place`` were set; it, and what follows, is set when it is in the sums."""
+    """Of the ledger, when ``category`` was set; it, and what follows, is set when it is in the sums."""
     number: int
     """In the journal (-1: it is not there); what follows is set where one is written."""
     holder: str
@@ -134,9 +142,10 @@ class Call:
 class Sums:
     """What events say: ``live`` bytes, if so many are there before, and ``top``, the most at any time.
 
-    ``peak``: the event in which that is reached (None: it is before them all); ``come``: those that tell of a coming;
-    ``left``: the entries of those that have gone, and ``handed``: what has been handed on, unless it had only come
-    (``replaced``: what had); ``labels``: entries with new categories; ``calls``: what to call.
+    ``peak``: the event in which that is reached (None: it is before them all); ``come``: the events that tell of a
+    coming (``several``: some tell of several); ``left``: the entries of those that have gone, unless they had only
+    come; ``handed``: the events that hand on what was in the sums; ``replaced``: those that hand on what has come;
+    ``labels``: those that give a new category; ``calls``: what to call.
     """
 
     __slots__ = ("calls", "come", "handed", "labels", "left", "live", "peak", "replaced", "several", "top")
@@ -148,7 +157,7 @@ class Sums:
         handed: list[Handed] = []
         replaced: list[Handed] = []
         calls: list[Call] = []
-        over: set[int] = set()
+        over: set[int] = set()  # ids of entries in the sums that have been handed on
         self.several = False
         top = live
         peak: Any = None
@@ -158,15 +167,15 @@ class Sums:
             except AttributeError:  # an interrupt came while it was made
                 continue
             if state == NEW:
-                event.state = HERE
+                event.state = CAME
                 come.append(event)
                 change = event.change
                 high = live + change.top
                 if high > top:
                     top, peak = high, event
                 live += change.net
-            elif state == HERE:
-                event.state = LEFT
+            elif state == CAME:
+                event.state = GONE
                 live -= event.change.net
             elif state == LABEL:
                 labels.append(event)
@@ -178,15 +187,15 @@ class Sums:
                 self.several = True
                 come.append(event)
                 for entry in event.entries:
-                    entry.state = HERE
+                    entry.state = CAME
                 high = live + event.change.top
                 if high > top:
                     top, peak = high, event
                 live += event.change.net
             elif state == HAND:
                 old, new = event.old, event.new
-                if old.state == HERE:
-                    new.state, old.state = HERE, HANDED
+                if old.state == CAME:
+                    new.state, old.state = CAME, HANDED
                     replaced.append(event)
                 elif old.state == THERE:
                     new.state = THERE
@@ -206,12 +215,13 @@ class Sums:
         """Those that have come and are still there."""
         for handed in self.replaced:
             handed.old.state = NO_MORE
-        new = [entry for entry in self.entries(self.come) if entry.state == HERE]
-        return new + [handed.new for handed in self.replaced if handed.new.state == HERE]
+        new = [entry for entry in self.entries(self.come) if entry.state == CAME]
+        return new + [handed.new for handed in self.replaced if handed.new.state == CAME]
 
     def at_end(self, events: list[Any]) -> bool:
         """Whether what is there after ``events``, from which these are, is what was there at the peak."""
-        return events[-1] is self.peak and self.peak.state != LEFT and self.peak.change.inside is None
+        peak = self.peak
+        return events[-1] is peak and peak.state in (CAME, SEVERAL) and peak.change.inside is None
 
     def entries(self, come: list[Entry | Several]) -> list[Entry]:
         """Those of some events of a coming."""
@@ -224,8 +234,11 @@ class Sums:
 def not_added(events: list[Any]) -> None:
     """An interrupt came while ``events`` were added: they are to be added once more."""
     for event in events:
+        if type(event) is Handed and hasattr(event.new, "state"):
+            del event.new.state  # it has one as soon as the event is added
+    for event in events:
         for entry in event.entries if type(event) is Several else (event,):
-            if type(entry) is Entry and getattr(entry, "state", NO_MORE) in (HERE, LEFT, HANDED):
+            if type(entry) is Entry and getattr(entry, "state", NO_MORE) in (CAME, GONE, HANDED):
                 entry.state = NEW
 
 
@@ -237,21 +250,29 @@ class Peak:
 
     def __init__(self, totals: dict[str, Counter[Any]], sums: Sums, events: list[Any]) -> None:
         self._totals = {what: Counter(total) for what, total in totals.items()}
-        self._sums, self._events = sums, events
+        self._sums: Sums | None = sums
+        self._events = events if not sums.calls else [event for event in events if type(event) is not Call]
 
     def parts(self) -> Parts:
-        """Bytes by part."""
+        """Bytes by part; the lock is held."""
+        if self._sums is not None:
+            self._work_out(self._sums)
+            self._sums, self._events = None, []
+        return {what: dict(total) for what, total in self._totals.items()}
+
+    def _work_out(self, sums: Sums) -> None:
         totals = {what: Counter(total) for what, total in self._totals.items()}
 
         def add(nbytes: int, *keys: object) -> None:
             for what, key in zip(_PARTS, keys):
                 totals[what][key] += nbytes
 
-        sums, peak = self._sums, self._sums.peak
+        peak = sums.peak
         places = [*map(id, self._events)]
         late = {*places[places.index(id(peak)) + 1 :]}
         new = {id(handed.old): handed.new for handed in sums.replaced}
         known = {*map(id, sums.entries(sums.come)), *map(id, new.values())}
+        gone = {id(entry) for entry in sums.left if id(entry) in late}
         labelled: dict[int, str] = {}
         for label in [label for label in sums.labels if id(label) not in late]:
             entry, number = label.entry, id(label.entry)
@@ -261,19 +282,23 @@ class Peak:
             elif hasattr(label, "before"):
                 add(-entry.nbytes, label.before)
                 add(entry.nbytes, label.category)
+            elif number in gone and RANK[label.category] > RANK[before := labelled.get(number, entry.category)]:
+                add(-entry.nbytes, before)
+                add(entry.nbytes, label.category)
+                labelled[number] = label.category
         for entry in sums.left:
             if id(entry) not in late:
                 add(-entry.nbytes, entry.category, entry.primitive, entry.place)
         place = [*map(id, sums.come)].index(id(peak)) + (peak.change.inside is None)
         come = [new.get(id(entry), entry) for entry in sums.entries(sums.come[:place])]
-        come = [entry for entry in come if entry.state != LEFT or id(entry) in late]
+        come = [entry for entry in come if entry.state != GONE or id(entry) in late]
         alike = Counter([(e.change, labelled.get(id(e), e.came_as), e.place) for e in come])
         for (change, category, where), n in alike.items():
             add(n * change.net, category, change.stays[0][1], where)
         of = peak.entries[0] if type(peak) is Several else peak
         for nbytes, primitive in peak.change.inside or ():
             add(nbytes, of.came_as, primitive, of.place)
-        return {what: dict(total) for what, total in totals.items()}
+        self._totals = totals
 
 
 def _copy(entry: Entry, to: Entry) -> None:

@@ -200,13 +200,9 @@ class Measure:
     def _part(self, what: str) -> dict[Any, int]:
         if self.settle is not None:
             self.settle()
-        return {key: n for key, n in self.parts().get(what, {}).items() if n}
-
-    def parts(self) -> Parts:
-        """Bytes at the peak noted last, by part."""
-        if callable(self.peak_parts):
-            self.peak_parts = self.peak_parts()
-        return self.peak_parts
+        parts = self.peak_parts  # another thread may note a higher peak meanwhile
+        parts = parts() if callable(parts) else parts
+        return {key: n for key, n in parts.get(what, {}).items() if n}
 
 
 def _by_bytes(part: tuple[str, int]) -> int:

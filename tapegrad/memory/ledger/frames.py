@@ -135,6 +135,7 @@ def user_place(inside: int = 1) -> Place:
 def forget_places() -> None:
     """Hold no code of the user's any more."""
     known.clear()
+    _ours.clear()
 
 
 # Calls.

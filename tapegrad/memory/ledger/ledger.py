@@ -89,6 +89,8 @@ T = TypeVar("T")
 _ASIDE = locks.lock()
 _new, _top = object.__new__, attrgetter("top")
 _BEFORE, _JOURNAL_KNOWS, _SMALL = "(before the measurement)", "(in the journal)", "(small values)"
+_ADDING = object()
+"""Stands before the events that are being added: it goes with them, and so tells whether they have been."""
 _MOST_EVENTS = 4096
 """So many wait at most, and what one operation adds."""
 _LARGE, _SHARE = 2**20, 256
@@ -240,14 +242,16 @@ class Ledger(Account):
             with self._lock:
                 batch, self._adding = self._adding, None
                 sums, self._added = self._added, None
-                if batch is not None and sums is not None:
-                    if self._events and self._events[0] is batch[0]:
-                        del self._events[: len(batch)]
+                if batch is None or not self._events or self._events[0] is not _ADDING:
+                    pass  # nothing of it has been done yet, or all
+                elif sums is not None:
+                    del self._events[: len(batch) + 1]
                     for handed in sums.handed:
                         self._entries.hand_on(handed.old, handed.new)
                     for entry in sums.new():
                         self._entries.add(entry, self._epoch)
-                elif batch is not None:
+                else:
+                    del self._events[0]
                     not_added(batch)
                 self._entries.recount()
                 self._find_room()
@@ -292,7 +296,8 @@ class Ledger(Account):
         self._add_work()
         if measure.detailed:
             measure.live_by_category = self.by("category")
-            measure.parts()  # while what is alive has its categories
+            if callable(measure.peak_parts):  # lets go of the events from which they are
+                measure.peak_parts = measure.peak_parts()
         measure.live_bytes, measure.settle, measure.now = self._entries.live_bytes, None, None
         self._open = [m for m in self._open if m is not measure]
         if self.detailed and not any(m.detailed for m in self._open):
@@ -368,8 +373,14 @@ class Ledger(Account):
         for weak in list(_buffer.uncounted):
             b = weak()
             if b is not None and b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
-                if self._enter(b, *_old(b)):
-                    self.room -= rounded(b.node.aval.nbytes)
+                try:
+                    if self._enter(b, *_old(b)):
+                        self.room -= rounded(b.node.aval.nbytes)
+                except BaseException:  # an interrupt: it is entered again, unless its event waits
+                    entry = getattr(b, "entry", None)
+                    if entry is not None and all(event is not entry for event in self._events):
+                        entry.state = NO_MORE
+                    raise
             _buffer.uncounted.discard(weak)
 
     def _label_old(self) -> None:
@@ -737,8 +748,8 @@ class Ledger(Account):
 
     def _enter(self, buffer: Buffer, category: str, place: Place) -> bool:
         """Whether the buffer is new here."""
-        known = getattr(buffer, "entry", None)
-        if known is not None and known.counts:  # an interrupt came between its entry and its array
+        before = getattr(buffer, "entry", None)
+        if before is not None and before.counts:  # an interrupt came between its entry and its array
             return False
         node = buffer.node
         nbytes = -(-node.aval.nbytes // GRAIN) * GRAIN
@@ -770,14 +781,15 @@ class Ledger(Account):
         events = self._events
         while events:
             batch = self._adding = events[:1] if self._at_once else events[:]
+            events.insert(0, _ADDING)
             self._add(batch)
-            del events[: len(batch)]
+            del events[: len(batch) + 1]
             self._adding = self._added = None
 
     def _add(self, batch: list[Any]) -> None:
         """Add these events: first what they say of sums, then who has come and gone.
 
-        What comes and goes in between matters to a peak alone.
+        What comes and goes in between matters to a peak alone (see ``Peak``).
         """
         entries = self._entries
         start = entries.live_bytes
@@ -797,7 +809,7 @@ class Ledger(Account):
             self.room += sum(map(_top, sums.changes())) + start - sums.live
         self._peaked = [m for m in higher if m.detailed]
         if self._peaked and not sums.at_end(batch):
-            self._note_peak(Peak(entries.totals, sums, batch).parts)
+            self._note_peak(partial(self.locked, Peak(entries.totals, sums, batch).parts))
         self._follow(sums)
 
     def _add_work(self) -> None:
@@ -823,6 +835,7 @@ class Ledger(Account):
                 journal.allocated(entry, buffer.node)
         for call in sums.calls:
             call.f(call.what)
+        sums.calls.clear()  # what waits to tell of a peak must not keep what they refer to
         for label in entries.present(sums.labels):
             entry, before = label.entry, label.entry.category
             self._relabel_entry(entry, label.category)

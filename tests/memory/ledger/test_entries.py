@@ -129,12 +129,18 @@ def test_a_batch_may_be_divided_anywhere(gone: int, cuts: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("cut", range(7))
 @pytest.mark.parametrize("more", [4096, 1536, 0])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("gone", range(4))
-def test_what_is_there_at_the_peak_is_told_by_part(gone: int, more: int, cut: int) -> None:
-    """As if all before it had been followed alone, wherever the batch begins; what is gone by then is not in it."""
+def test_what_is_there_at_the_peak_is_told_by_part(gone: int, late: bool, more: int, cut: int) -> None:
+    """As if all before it had been followed alone, wherever the batch begins; what is gone by then is not in it.
+
+    What goes after the peak (``late``) has the category that it had then.
+    """
     told, last = Told(gone), Thing()
     entry = come(last, told.events, more, "tan") if more else None
     del last
+    if late:
+        del told.things["first of the pair"]
     events = told.events[:]
     entries, alone = Entries(), Entries()
     entries.sum_up(True)
@@ -167,6 +173,34 @@ def test_the_top_is_found_where_it_is_reached() -> None:
     sums = Sums(events, 100)
     assert sums.top == 100 + 512 + 1536 and sums.live == 100 + 1024 and sums.peak is events[1]
     assert Sums(events[2:], 4096).peak is None
+
+
+def test_a_peak_is_at_the_end_while_its_last_bytes_are_there() -> None:
+    events, things = list[Any](), {"array": Thing(), "buffer": Thing()}
+    array, buffer = come(things["array"], events), Entry(things["buffer"], events.append)
+    assert Sums(events).at_end(events)
+    not_added(events)
+    buffer.change, buffer.came_as, buffer.place = array.change, array.came_as, array.place
+    events.append(Handed(array, buffer))
+    del things["buffer"]
+    del things["array"]
+    sums = Sums(events)
+    assert events[-1] is sums.peak is array and not sums.at_end(events), "it has handed its bytes on, and they are gone"
+
+
+def test_what_an_interrupt_left_of_bytes_that_were_handed_on_counts_once() -> None:
+    events, things, entries = list[Any](), {"array": Thing(), "buffer": Thing()}, Entries()
+    array, buffer = come(things["array"], events), Entry(things["buffer"], events.append)
+    follow(entries, events)
+    events.clear()
+    buffer.change, buffer.came_as, buffer.place = array.change, array.came_as, array.place
+    events.append(Handed(array, buffer))
+    del things["buffer"]
+    del things["array"]
+    Sums(events, 512)
+    not_added(events)
+    entries.recount()  # the array is gone
+    assert entries.live_bytes == Sums(events, entries.live_bytes).live == 0
 
 
 def test_of_peaks_that_are_as_high_the_first_counts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import os
 import sys
@@ -197,3 +198,63 @@ def test_a_forked_child_counts_on_though_another_thread_was_adding_sums() -> Non
         other.join(20)
         assert m.live_bytes == base
     assert outcome == 0
+
+
+def interrupted(code: Any, at: int, meanwhile: Callable[[], object], f: Callable[[], object]) -> None:
+    """``f()``, which an interrupt ends before the instruction ``at`` of ``code``, at once after ``meanwhile()``."""
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is code:
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_lasti == at:
+                sys.settrace(None)
+                meanwhile()
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            f()
+    finally:
+        sys.settrace(before)
+
+
+def instruction(code: Any, name: str, argument: str) -> int:
+    """The last instruction of that name and argument."""
+    return [i.offset for i in dis.get_instructions(code) if i.opname == name and i.argval == argument][-1]
+
+
+def test_what_has_been_added_when_an_interrupt_comes_is_not_mistaken_for_what_waits() -> None:
+    """The first to come has gone again, and another has come, before anybody notes that all has been added."""
+    x = c64(np.ones(BIG))
+    gc.collect()
+    kept: dict[str, Any] = {}
+
+    def meanwhile() -> None:
+        del kept["first"]
+        kept["new"] = tg.cumulative_sum(x)
+
+    with tg.measure() as m:
+        base = m.live_bytes
+        kept["first"], kept["second"] = tg.cumulative_sum(x), tg.cumulative_sum(x)
+        code = Ledger._drain.__code__
+        interrupted(code, instruction(code, "STORE_ATTR", "_adding"), meanwhile, lambda: m.peak_bytes)
+        assert m.live_bytes == base + 2 * 163840
+        del kept["new"]
+        assert m.live_bytes == base + 163840
+        del kept["second"]
+        assert m.live_bytes == base
+
+
+def test_what_is_entered_when_an_interrupt_comes_counts_once_it_is_entered() -> None:
+    """It had come while nobody counted."""
+    gc.collect()
+    x = c64(np.ones(BIG))
+    code = Ledger._enter.__code__
+    interrupted(code, instruction(code, "LOAD_ATTR", "_events"), lambda: None, lambda: tg.measure().__enter__())
+    with tg.measure() as m:
+        live = m.live_bytes
+        del x
+        assert m.live_bytes == live - 163840 and m.peak_bytes == live
