@@ -389,7 +389,7 @@ class Counted(Executor):
         if isinstance(prim, View) and node.aval.size and not (prim.copies or thread.deferring or self.copies_slivers):
             account.current.applied(node, inputs)
             return PLAIN.apply(node, inputs)  # a view that takes no bytes: there is nothing else to tell of
-        out = self.run_barrier(node, inputs)
+        out = self.run_barrier(node, inputs)  # as `Executor.apply`, whose call each barrier would pay for
         if thread.recorders:
             announce(node, inputs, out)
         return out

@@ -1,4 +1,4 @@
-"""Entries: what the ledger knows of each buffer that owns bytes, the sums of that, and pending buffers tapes want."""
+"""Entries: what the ledger knows of each buffer that owns bytes; events, and what they add up to; what tapes want."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PARTS = ("category", "primitive", "place")
 _change = attrgetter("change")
 
 
-NEW, CAME, GONE, HANDED, THERE, NO_MORE, LABEL, HAND, SEVERAL, CALL = range(10)
+NEW, CAME, GONE, PASSED_ON, THERE, NO_MORE, LABEL, HANDED, SEVERAL, CALL = range(10)
 """What an event has in its ``state``.  Of an entry:
 
 NEW: its bytes have come, which is not in the sums yet.
-CAME: the events that are being added tell that they have come; GONE: and that they have gone; HANDED: and that they are
-another's now.
+CAME: the events that are being added tell that they have come.
+GONE, PASSED_ON: and that they have gone, or are another's now.
 THERE: they are in the sums.
 NO_MORE: its going does not count: its bytes are another's, or an interrupt came before they had come.
 
@@ -109,7 +109,7 @@ class Handed:
     """The bytes of the entry ``old``, an array's, are those of ``new``, its buffer's, from now on."""
 
     __slots__ = ("new", "old")
-    state = HAND
+    state = HANDED
 
     def __init__(self, old: Entry, new: Entry) -> None:
         self.old, self.new = old, new
@@ -192,10 +192,10 @@ class Sums:
                 if high > top:
                     top, peak = high, event
                 live += event.change.net
-            elif state == HAND:
+            elif state == HANDED:
                 old, new = event.old, event.new
                 if old.state == CAME:
-                    new.state, old.state = CAME, HANDED
+                    new.state, old.state = CAME, PASSED_ON
                     replaced.append(event)
                 elif old.state == THERE:
                     new.state = THERE
@@ -238,7 +238,7 @@ def not_added(events: list[Any]) -> None:
             del event.new.state  # it has one as soon as the event is added
     for event in events:
         for entry in event.entries if type(event) is Several else (event,):
-            if type(entry) is Entry and getattr(entry, "state", NO_MORE) in (CAME, GONE, HANDED):
+            if type(entry) is Entry and getattr(entry, "state", NO_MORE) in (CAME, GONE, PASSED_ON):
                 entry.state = NEW
 
 
