@@ -1,6 +1,7 @@
 """What ``gpu_counts.py`` holds: the most that each count may be, what the audit of bb75a94 found, and the goal.
 
-Instructions have some room, since another release of NVRTC counts a few more or less.
+Instructions have some slack, since another release of NVRTC counts a few more or less; so have Python calls, which a
+simpler eager path may need more of.
 """
 
 HELD: dict[str, tuple[float | None, float | None, float | None]] = {
@@ -95,8 +96,8 @@ HELD: dict[str, tuple[float | None, float | None, float | None]] = {
     "step: copies to the device": (0, None, None),
     "step: copies to the host": (1, 10, 1),
     "step: waits for the device": (1, None, None),
-    "step: Python calls": (11600, 64989, 11600),
-    "step: Python calls for each launch": (80, 249, 80),
+    "step: Python calls": (14500, 64989, 11600),
+    "step: Python calls for each launch": (100, 249, 80),
     "step: MiB moved": (826, None, None),
     "block: kernels": (41, None, None),
     "block: bytes / bound": (1.035, None, 1.03),

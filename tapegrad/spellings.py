@@ -1,8 +1,6 @@
 """Names of other libraries, and how tapegrad spells them: what errors say to those who write TensorFlow's or PyTorch's.
 
 The tables are read when a name was not found, never before.  Nothing of them is an attribute: ``hasattr`` is False.
-
-long because: two thirds of it are these tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Tensors: the user's handles on values.  A tensor never changes; a handle on a lazy value holds a recipe, not bytes.
 
 ``tapegrad.ops`` binds the operators and methods that compute, through :func:`bind_method`.
-
-long because: a third of it tells type checkers of the operators that are bound later.
 """
 
 from __future__ import annotations

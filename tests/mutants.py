@@ -4,15 +4,14 @@ A sample of mutants: a comparison flipped, ``and`` and ``or`` swapped, ``+`` and
 dropped, a condition turned round.  Each is made in a copy of the project, where those tests of its part run that reach
 the changed statement, until the first failure: files that take the least time first.  Which test reaches what is found
 once (``mutants_plugin.py``; some minutes) and kept in a folder for temporary files until the package or the test
-changes.  What no test notices is printed as a diff, unless ``mutants_equal.csv`` says why it cannot be noticed; the
-exit status is 1 where less than ``--least`` was noticed.  No part of the test suite: it takes seconds a mutant.
+changes.  What no test notices is printed as a diff, and the exit
+status is 1 where less than ``--least`` was noticed.  No part of the test suite: it takes seconds a mutant.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import csv
 import difflib
 import functools
 import hashlib
@@ -88,19 +87,6 @@ class Mutant:
         lines = [text.decode().splitlines(keepends=True) for text in (old, self.apply(old))]
         return "".join(difflib.unified_diff(*lines, str(self.path), str(self.path), n=1))
 
-    def key(self) -> tuple[str, str, str, str]:
-        """How ``mutants_equal.csv`` names it: without the number of the line, which changes for other reasons.
-
-        A line that the file has several times is named together with the one before it; of several that
-        still read the same the second one is called ``1 (2nd)``, and so on.
-        """
-        lines = [line.strip() for line in (ROOT / self.path).read_text().splitlines()]
-        line = lines[self.line - 1]
-        if lines.count(line) > 1:
-            line = f"{lines[self.line - 2]} {line}"
-        which = {1: "", 2: " (2nd)", 3: " (3rd)"}.get(self.nth, f" ({self.nth}th)")
-        return str(self.path), line, _one_line(self.before) + which, _one_line(self.after)
-
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
@@ -167,13 +153,6 @@ def sample(parts: list[str], count: int, seed: int) -> list[tuple[str, Mutant]]:
     ]
     random.Random(seed).shuffle(found)
     return found[:count]
-
-
-@functools.cache
-def equal() -> dict[tuple[str, str, str, str], str]:
-    """The changes that no test can notice, each with the reason."""
-    with open(ROOT / "tests" / "mutants_equal.csv", newline="") as file:
-        return {(r["path"], r["line"], r["before"], r["after"]): r["reason"] for r in csv.DictReader(file)}
 
 
 def files_of(part: str) -> list[str]:
@@ -366,7 +345,6 @@ def main(arguments: list[str] | None = None) -> int:
         drawn = [(p, m) for p, m in drawn if {str(m.path), f"{m.path}:{m.line}"} & set(options.places)]
     copies: queue.Queue[Path] = queue.Queue()
     survivors: list[Mutant] = []
-    same = 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         for job in range(options.jobs):
             copies.put(copy_project(Path(folder) / str(job)))
@@ -374,8 +352,6 @@ def main(arguments: list[str] | None = None) -> int:
 
         def tried(item: tuple[str, Mutant]) -> tuple[str, int]:
             part, mutant = item
-            if mutant.key() in equal():
-                return "", 0
             chosen = tests.of(part, mutant, options.seconds)
             copy = copies.get()
             try:
@@ -384,18 +360,15 @@ def main(arguments: list[str] | None = None) -> int:
                 copies.put(copy)
 
         for number, ((_, mutant), (how, count)) in enumerate(zip(drawn, pool.map(tried, drawn)), 1):
-            if mutant.key() in equal():
-                same += 1
-                how = "equal in effect"
-            elif not how:
+            if not how:
                 survivors.append(mutant)
                 how = f"NOT NOTICED ({count} tests reach it)"
             print(f"{number:4}/{len(drawn)}  {mutant}  {how}", flush=True)
     for mutant in survivors:
         print(f"\n{mutant.diff()}", end="")
-    caught = len(drawn) - len(survivors) - same
-    print(f"\n{caught} of {len(drawn)} mutants noticed, {len(survivors)} not, {same} equal in effect")
-    return int(caught < options.least * (len(drawn) - same))
+    caught = len(drawn) - len(survivors)
+    print(f"\n{caught} of {len(drawn)} mutants noticed, {len(survivors)} not")
+    return int(caught < options.least * len(drawn))
 
 
 if __name__ == "__main__":

@@ -42,8 +42,6 @@ LAZY = {"cupy", "cupyx", "cudnn", "pynvml", "safetensors", "matplotlib", "scipy"
 # What `import tapegrad` must not load.
 NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy", "ml_dtypes"})
 
-MAX_LINES = 500
-
 
 def python_files(package: Path) -> list[Path]:
     return sorted(package.rglob("*.py"))
@@ -100,18 +98,6 @@ def library_offences(package: Path) -> list[str]:
                 offences.append(f"{where}: {part} may not import {name}")
             elif name in LAZY and at_import:
                 offences.append(f"{where}: import {name} inside the function that needs it")
-    return offences
-
-
-def length_offences(package: Path) -> list[str]:
-    offences = []
-    for path in python_files(package):
-        text = path.read_text(encoding="utf-8")
-        lines = text.count("\n")
-        if lines > MAX_LINES and "long because:" not in (ast.get_docstring(ast.parse(text)) or ""):
-            offences.append(
-                f"{path.relative_to(package.parent)}: {lines} lines; split it, or give the reason in its docstring"
-            )
     return offences
 
 
@@ -230,18 +216,6 @@ def test_import_loads_only_numpy(fake_libraries: Path) -> None:
 def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, name: str, module: str) -> None:
     plant(copy, module, f"try:\n    import {name}\nexcept ImportError:\n    pass")
     assert loaded_by("import tapegrad\ntapegrad.sin", fake_libraries, copy) == {name}
-
-
-def test_no_file_is_long_without_a_reason() -> None:
-    assert length_offences(PACKAGE) == []
-
-
-def test_a_long_file_is_found_and_a_reason_is_accepted(copy: Path) -> None:
-    (copy / "tapegrad" / "long.py").write_text('"""Planted."""\n' + "x = 1\n" * MAX_LINES)
-    [offence] = length_offences(copy / "tapegrad")
-    assert "long.py: 501 lines" in offence
-    (copy / "tapegrad" / "long.py").write_text('"""Planted; long because: it is a test."""\n' + "x = 1\n" * MAX_LINES)
-    assert length_offences(copy / "tapegrad") == []
 
 
 POLLS = re.compile(r"account\.current is|account\.NOBODY|is_dry|\.detailed\b")

@@ -7,7 +7,6 @@ threads with interrupts and forks.
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -49,12 +48,9 @@ def test_random_programs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", decisions.SEEDS)
-def test_decisions_are_those_written_down(seed: int) -> None:
-    """Which kernels run, what is dropped and made again, in which order: a change that is to change this says so."""
-    found, wanted = decisions.rows(seed), decisions.written(seed)
-    if sys.version_info[:2] != decisions.CPYTHON:
-        found, wanted = decisions.by_any_python(found), decisions.by_any_python(wanted)
-    assert found == wanted, "if it is meant: PYTHONPATH=tests python -m programs.decisions --write"
+def test_counts_stay_within_those_written_down(seed: int) -> None:
+    """Kernels, bytes, reruns and evictions are at most 2 % more than ``decisions.csv`` says."""
+    assert decisions.excess(seed) == []
 
 
 def _count(variants: tuple[str, ...], most: int) -> int:

@@ -6,8 +6,6 @@ small pieces so that they do not keep the rest.  The account brings its executor
 thread may have one of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
 
 Only elementwise nodes are lazy.  Barriers run when they are recorded; views are made at once and own no bytes.
-
-long because: there is one path of an application, and of a work, of which each executor leaves out or adds a part.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +15,10 @@ from shim import standin
 
 import tapegrad as tg
 import tapegrad.nn.functional as F
-from tapegrad.core import threads
 from tapegrad.device import asdevice, cublas
 from tapegrad.errors import GraphError
 
 pytestmark = pytest.mark.usefixtures("cuda")
-PACKAGE = str(Path(tg.__file__).parent)
 
 
 def data(*shape: int, seed: int = 0, dtype: str = "float32") -> tg.Tensor:
@@ -54,25 +49,6 @@ def kinds() -> Counter[str]:
     return Counter(entry.kind for entry in standin.events)
 
 
-def calls(f: Callable[[], Any]) -> int:
-    """Python calls inside the package."""
-    count = 0
-
-    def note(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    gc.collect()
-    gc.disable()
-    sys.setprofile(note)
-    try:
-        f()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return count
-
-
 @pytest.mark.parametrize("layers", [1, 3])
 def test_a_training_step_has_the_bits_of_eager(layers: int) -> None:
     def program(function: Callable[..., Any]) -> Any:
@@ -85,9 +61,7 @@ def test_a_training_step_has_the_bits_of_eager(layers: int) -> None:
     )
 
 
-def test_calls_do_not_grow_with_kernels_and_nothing_is_allocated_but_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_known", set())  # whoever runs the tests may have threads
-    found = []
+def test_a_replay_is_two_graphs_and_allocates_results_alone() -> None:
     for layers in (2, 9):
         step, call = training(tg.function, layers)
         for k in range(8):
@@ -95,23 +69,10 @@ def test_calls_do_not_grow_with_kernels_and_nothing_is_allocated_but_results(mon
         x, y = data(4, 8), data(4, 8)
         standin.events.clear()
         standin.launches.clear()
-        found.append((calls(partial(step, x, y)), len(standin.launches)))
+        step(x, y)
         assert kinds()["graph"] == 2  # the works, and the new values of variables
         assert kinds()["malloc"] == 1  # the loss
         assert kinds()["h2d"] == 1  # rate, step count, positions of random streams
-    (few, kernels), (many, more) = found
-    assert more > kernels and many == few <= MOST
-
-
-MOST = 60
-
-
-def test_calls_of_a_function_without_state() -> None:
-    f = tg.function(lambda x: tg.sum(tg.tanh(x @ x) @ x))
-    x = data(8, 8)
-    for _ in range(4):
-        f(x)
-    assert calls(lambda: f(x)) <= 51
 
 
 def test_a_variable_whose_old_value_is_held_is_not_overwritten() -> None:

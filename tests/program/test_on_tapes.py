@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from captured import alike, bits
@@ -508,40 +506,6 @@ def test_steps_that_no_tape_keeps_are_replayed_in_a_row(step):
         assert counts == as_many and counts[0] == figures[0]
     assert sum(made) > 20 and (max(made) > 3) == (step is not turns_over)
     assert captured.stats.fallbacks == single.stats.fallbacks == {}
-
-
-def test_steps_in_a_row_take_few_calls_of_python():
-    calls = 0
-
-    def note(frame, event, _):
-        nonlocal calls
-        calls += event == "call"
-
-    def counted(f, *args, **options):
-        nonlocal calls
-        calls, before = 0, sys.getprofile()
-        sys.setprofile(note)
-        try:
-            return f(*args, **options), calls
-        finally:
-            sys.setprofile(before)
-
-    def taken(n, snapshots):
-        """Forward, then for the gradient."""
-        x = tg.asarray(data(5))
-        for _ in range(2):
-            with tg.GradientTape() as tape:
-                tape.watch(x)
-                start = x, x * 0, tg.asarray(np.float32(0.5))
-                end, forward = counted(tg.checkpointed_loop, captured, start, n, snapshots=snapshots)
-                y = tg.sum(end[0])
-            _, back = counted(tape.gradient, y, x)
-        return forward, back
-
-    captured = tg.function(given_alone)
-    assert taken(60, 1)[0] - taken(10, 1)[0] <= 50 * 40  # 145 each where they are made one by one
-    # Of a step that is stored, made once more and pulled: 392 where it is recorded.
-    assert taken(60, 60)[1] - taken(10, 10)[1] <= 50 * 160
 
 
 def reads_a_variable(state):

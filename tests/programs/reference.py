@@ -4,8 +4,6 @@ It has tapegrad's names, so the source of a program runs on either.  An operatio
 result is a new object; every recorder of the stack is told of it with two functions: cotangents of the inputs from
 that of the result, and the tangent of the result from those of the inputs.  Both are written in these operations, so
 that any nesting of tapes and tangents follows.  Nothing is lazy, shared, dropped, batched or made again.
-
-long because: it is one engine that is read as a whole, to be sure that it is right.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ Categories are facts, because the tape knows: *parameter* and *optimizer* (value
 function), *communication* (what collectives take for themselves), *input* (arrays and numbers given by the user),
 *temporary* (made while something records or differentiates, and neither kept nor asked for), *user* (made by the user's
 own operations, with nothing recording).
-
-long because: bytes, room and measures change together, in the same sections under one lock.
 """
 
 from __future__ import annotations
