@@ -17,7 +17,21 @@ from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, one_by_one
 from tapegrad.linalg.hermitian import whole
 from tapegrad.linalg.singular import svdvals
-from tapegrad.ops import abs, broadcast_to, greater, max, not_equal, reshape, square, squeeze, stack, sum, zeros
+from tapegrad.ops import (
+    abs,
+    broadcast_to,
+    greater,
+    max,
+    maximum,
+    not_equal,
+    reshape,
+    square,
+    squeeze,
+    stack,
+    sum,
+    where,
+    zeros,
+)
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.tensor import Tensor, TensorLike
@@ -80,17 +94,23 @@ def max_side(x: Tensor) -> int:
 
 
 def pinv(
-    x: TensorLike, /, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
-) -> Tensor:
-    """The pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
+    x: TensorLike, /, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None,
+    atol: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """Return the pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
 
     rtol (NumPy's older name: rcond): singular values of at most this fraction of the largest count as 0, one number,
     or one for each matrix; None: the rounding error of the dtype times the larger dimension, as the array API standard
-    says (NumPy: 1e-15).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
+    says (NumPy: 1e-15), or 0 if ``atol`` is given; atol: so do those of at most this size, whichever bound is larger
+    (PyTorch's).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
     """
     x = matrix("pinv", x)
     x = whole(x) if hermitian else x
     rtol = rcond if rtol is None else rtol
+    if atol is not None:
+        largest = unrecorded(lambda: max(svdvals(x), axis=-1)) if max_side(x) and x.size else tensor("pinv", 0.0, x)
+        share = where(largest > 0, tensor("pinv", atol, x) / where(largest > 0, largest, 1), 0)
+        rtol = unrecorded(lambda: share if rtol is None else maximum(share, tensor("pinv", rtol, x)))
     if rtol is not None and getattr(rtol, "size", 1) != 1 and x.ndim > 2:
         return _pinv_of_each(x, rtol)
     return barrier(pinv_p, x, rtol=_cutoff("pinv", x, rtol))
@@ -107,28 +127,29 @@ def _pinv_of_each(x: Tensor, rtol: TensorLike) -> Tensor:
 
 
 def matrix_rank(
-    x: TensorLike, /, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
-) -> Tensor:
-    """How many singular values of each matrix exceed ``tol``, or ``rtol`` times the largest (no derivative).
+    x: TensorLike, /, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None,
+    atol: TensorLike | None = None,
+) -> Tensor:  # fmt: skip
+    """Return how many singular values of each matrix exceed ``atol`` and ``rtol`` times the largest (no derivative).
 
-    rtol None: the rounding error of the dtype times the larger dimension.  A vector has rank 1 unless it is 0 (NumPy's
-    ``linalg.matrix_rank``).  Raises LinAlgError.
+    rtol None: the rounding error of the dtype times the larger dimension, or 0 if ``atol`` (NumPy's name: ``tol``) is
+    given.  A vector has rank 1 unless it is 0 (NumPy's ``linalg.matrix_rank``).  Raises LinAlgError.
     """
     x = tensor("matrix_rank", x)
     if x.ndim < 2:
         return cast(any_of(not_equal(x, 0)), dtypes.int64)
-    return unrecorded(_matrix_rank, matrix("matrix_rank", x), rtol, tol)
+    return unrecorded(_matrix_rank, matrix("matrix_rank", x), rtol, tol if atol is None else atol)
 
 
-def _matrix_rank(x: Tensor, rtol: TensorLike | None, tol: TensorLike | None) -> Tensor:
+def _matrix_rank(x: Tensor, rtol: TensorLike | None, atol: TensorLike | None) -> Tensor:
     s = svdvals(x)
     if not s.shape[-1]:
         return zeros(s.shape[:-1], dtype=dtypes.int64, device=x.device)
-    if tol is None:
-        share = _cutoff("matrix_rank", x, None) if rtol is None else tensor("matrix_rank", rtol, x)
-        bound = max(s, axis=-1, keepdims=True) * (share if isinstance(share, float) else share[..., None])
-    else:
-        bound = tensor("matrix_rank", tol, x)[..., None]
+    if atol is None and rtol is None:
+        rtol = _cutoff("matrix_rank", x, None)
+    bound = tensor("matrix_rank", 0.0 if atol is None else atol, x)[..., None]
+    if rtol is not None:
+        bound = maximum(bound, max(s, axis=-1, keepdims=True) * tensor("matrix_rank", rtol, x)[..., None])
     return sum(cast(greater(s, bound), dtypes.int64), axis=-1)
 
 

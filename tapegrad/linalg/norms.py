@@ -47,9 +47,11 @@ def _squares(x: Tensor) -> Tensor:
 
 def _power_norm(x: Tensor, p: float, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     magnitude = abs(x)
-    if p < 0:
-        return sum(magnitude**p, axis=axis, keepdims=keepdims) ** (1.0 / p)
     zero = equal(magnitude, 0)
+    if p < 0:
+        none = logical_not(any_of(zero, axis=axis, keepdims=keepdims))
+        s = sum(where(zero, 1, magnitude) ** p, axis=axis, keepdims=keepdims)
+        return where(none, s, 1) ** (1.0 / p) * none
     s = sum(where(zero, 0, where(zero, 1, magnitude) ** p), axis=axis, keepdims=keepdims)
     zero = equal(s, 0)
     return where(zero, 0, where(zero, 1, s) ** (1.0 / p))

@@ -58,11 +58,14 @@ real_p: Elementwise = elementwise(
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
-    """``x`` in ``dtype`` (the tensor itself if it has it); the cotangent is cast back."""
+    """Return ``x`` in ``dtype`` (the tensor itself if it has it); the cotangent is cast back.
+
+    Complex numbers become bool (True where not 0), but never real numbers.  Raises DTypeError.
+    """
     aval = x._buffer.node.aval
     if aval.dtype == dtype:
         return x
-    if aval.dtype.kind == "c" and dtype.kind != "c":
+    if aval.dtype.kind == "c" and dtype.kind not in "cb":
         raise DTypeError(f"astype: a cast from {aval.dtype} to {dtype} drops the imaginary part; use tg.real first")
     site = cast_p.memo.get((aval, dtype))
     if site is None:

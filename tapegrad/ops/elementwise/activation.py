@@ -6,10 +6,12 @@ In half types each function is computed in float32 and rounded once, and so is e
 
 from __future__ import annotations
 
-from tapegrad.core.primitive import elementwise
+from tapegrad.core.primitive import Primitive, Sample, elementwise, general
 from tapegrad.device.dtypes import in_float
+from tapegrad.device.numerics import special
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import TapegradError
+from tapegrad.ops.apply import barrier, same_params
 from tapegrad.ops.dispatch import curve, in_float32, infer_real, infer_same, no_bool, promote, real_float, unary
 from tapegrad.ops.elementwise import _erf
 from tapegrad.ops.elementwise.arithmetic import abs, maximum, minimum, reciprocal, square
@@ -117,15 +119,47 @@ relu_p = elementwise(
 )
 relu = unary(relu_p, no_bool("relu"))
 
-erf = curve(
+_real_erf = curve(
     "erf", lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI, run=_erf.erf, infer=infer_real("erf"), to=real_float("erf"),
     doc="The error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.",
 )  # fmt: skip
 
-erfc = curve(
+_real_erfc = curve(
     "erfc", lambda x: exp(-square(x)) * -_TWO_OVER_SQRT_PI, run=_erf.erfc, infer=infer_real("erfc"),
     to=real_float("erfc"), costly=True, doc="``1 - erf(x)``, precise for large ``x``.",
 )  # fmt: skip
+
+
+def _complex_error_function(name: str, sign: float) -> Primitive:
+    """Declare ``erf`` or ``erfc`` of complex numbers by SciPy: entire functions."""
+    return general(
+        f"complex_{name}",
+        impl=lambda xp, z: special.value(xp, name, (z,)),
+        infer=lambda z: z,
+        vjp=[lambda ct, z: ct * exp(-square(z)) * (sign * _TWO_OVER_SQRT_PI)],
+        jvp=[lambda t, z: t * exp(-square(z)) * (sign * _TWO_OVER_SQRT_PI)],
+        lift=same_params,
+        samples=[Sample([[0.5 + 0.2j, -0.3 + 1.5j], [2.0 - 0.1j, 0.1j]])],
+        doc=f"``{name}`` of complex numbers.",
+    )
+
+
+_complex_erf, _complex_erfc = _complex_error_function("erf", 1.0), _complex_error_function("erfc", -1.0)
+
+
+def erf(x: TensorLike, /) -> Tensor:
+    """Return the error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.
+
+    Complex numbers are computed by SciPy (on the host, also for a GPU's).
+    """
+    x = _floating("erf", x)
+    return barrier(_complex_erf, x) if x.dtype.kind == "c" else _real_erf(x)
+
+
+def erfc(x: TensorLike, /) -> Tensor:
+    """Return ``1 - erf(x)``, precise for large ``x``; of complex numbers as :func:`erf`."""
+    x = _floating("erfc", x)
+    return barrier(_complex_erfc, x) if x.dtype.kind == "c" else _real_erfc(x)
 
 
 def _bell(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
+from tapegrad.device.types import DType
 from tapegrad.ops.dispatch import (
     bind,
     cast,
@@ -92,7 +93,12 @@ abs_p = elementwise(
 abs = unary(abs_p)
 
 
-square = curve("square", lambda x: 2 * x, exact=True, cxx="tg_times({x}, {x})", to=no_bool("square"), doc="``x * x``.")
+def _to_number(dtype: DType) -> DType:
+    """Return int8 for bool, as NumPy's ``square`` does."""
+    return dtypes.int8 if dtype.kind == "b" else dtype
+
+
+square = curve("square", lambda x: 2 * x, exact=True, cxx="tg_times({x}, {x})", to=_to_number, doc="``x * x``.")
 
 
 def squared_size(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from tapegrad.core.rule import Sliced
 from tapegrad.core.state import unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.device.types import Array, DType
-from tapegrad.errors import DeviceError, ShapeError
+from tapegrad.errors import DeviceError, IndexingError, ShapeError
 from tapegrad.nest import Composite
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -33,7 +33,8 @@ class IndexedSlices(Composite):
     """``values[k]`` at row ``indices[k]`` of zeros of ``dense_shape`` (TensorFlow's class of that name).
 
     values: ``(n, ...)``; indices: integers ``(n,)`` in ``[0, dense_shape[0])``, negative ones count from the end;
-    dense_shape: that of the whole array, whose other axes are those of the values.  Rows named twice add up.
+    dense_shape: that of the whole array, whose other axes are those of the values; None: not known, as a variable or an
+    optimizer does not need it.  Rows named twice add up.
 
     Optimizers and the clipping functions take it as it is; with a number it is multiplied and divided, with another one
     added, as such.  Every other operation, ``np.asarray`` and ``tg.asarray`` take it as the whole array,
@@ -46,21 +47,27 @@ class IndexedSlices(Composite):
     __array_priority__ = 1001
     fields = ("values", "indices")
 
-    def __init__(self, values: TensorLike, indices: TensorLike, dense_shape: Sequence[int]) -> None:
-        op, shape = "IndexedSlices", tuple(int(n) for n in dense_shape)
+    def __init__(self, values: TensorLike, indices: TensorLike, dense_shape: Sequence[int] | None = None) -> None:
+        op = "IndexedSlices"
         rows = tensor(op, values)
         places = tensor(op, indices, rows)
-        if not shape or places.ndim != 1 or rows.shape != (*places.shape, *shape[1:]):
+        shape = None if dense_shape is None else tuple(int(n) for n in dense_shape)
+        fits = places.ndim == 1 and rows.ndim > 0 and rows.shape[:1] == places.shape
+        if not fits or (shape is not None and (not shape or shape[1:] != rows.shape[1:])):
             raise ShapeError(
                 f"{op}: wanted values (n, ...), indices (n,) and a dense_shape (m, ...) with the same axes after the "
                 f"first; got {rows.shape}, {places.shape} and {shape}"
             )
         if places.device is not rows.device:
             raise DeviceError(f"{op}: values on {rows.device}, indices on {places.device}; use to_device")
-        self._values, self._indices, self._shape = rows, checked(op, places, shape[0], rows), shape
+        if shape is not None:
+            places = checked(op, places, shape[0], rows)
+        elif places.dtype.kind not in "iu":
+            raise IndexingError(f"{op}: indices must be integers, got {places.dtype}")
+        self._values, self._indices, self._shape = rows, places, shape
 
     @classmethod
-    def of(cls, values: Tensor, indices: Tensor, shape: Shape) -> Self:
+    def of(cls, values: Tensor, indices: Tensor, shape: Shape | None) -> Self:
         """Slices whose parts are known to fit, the indices to be in range."""
         made = cls.__new__(cls)
         made._values, made._indices, made._shape = values, indices, shape
@@ -77,11 +84,23 @@ class IndexedSlices(Composite):
         return self._indices
 
     @property
-    def dense_shape(self) -> Shape:
-        """The shape of the whole array."""
+    def dense_shape(self) -> Shape | None:
+        """The shape of the whole array; None where it is not known."""
         return self._shape
 
-    shape = dense_shape
+    @property
+    def shape(self) -> Shape:
+        """The shape of the whole array.  Raises ShapeError where it is not known."""
+        if self._shape is None:
+            raise ShapeError(
+                "IndexedSlices: the whole array is needed, and its shape is not known; give dense_shape, or apply the "
+                "slices to a variable, whose shape they take"
+            )
+        return self._shape
+
+    def within(self, shape: Shape) -> IndexedSlices:
+        """Return the slices as of an array of ``shape``, if theirs is not known.  Raises as the constructor."""
+        return self if self._shape is not None else IndexedSlices(self._values, self._indices, shape)
 
     @property
     def dtype(self) -> DType:
@@ -96,7 +115,7 @@ class IndexedSlices(Composite):
     @property
     def ndim(self) -> int:
         """Number of dimensions of the whole array."""
-        return len(self._shape)
+        return self._values.ndim
 
     def __repr__(self) -> str:
         values, indices = self._values._read(), self._indices._read()
@@ -104,7 +123,7 @@ class IndexedSlices(Composite):
 
     def to_dense(self) -> Tensor:
         """The whole array as a tensor, through which gradients pass; rows named twice are added in their order."""
-        return barrier(scatter_add_p, self._values, self._indices, axis=0, n=self._shape[0])
+        return barrier(scatter_add_p, self._values, self._indices, axis=0, n=self.shape[0])
 
     def coalesce(self) -> IndexedSlices:
         """The same with each row once, in ascending order (PyTorch's name); the values of equal indices are added.
@@ -132,8 +151,8 @@ class IndexedSlices(Composite):
 
     # In nested structures ------------------------------------------------------------------------------------------
 
-    def form(self) -> Shape:
-        """The shape of the whole array."""
+    def form(self) -> Shape | None:
+        """Return the shape of the whole array, if it is known."""
         return self._shape
 
     def rebuilt(self, parts: list[Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from tapegrad.errors import ImmutableError, NotATensorError, UnsizedError
 from tapegrad.ops.create import creation, mapping, transfer
 from tapegrad.ops.dispatch import SCALARS
-from tapegrad.ops.elementwise import arithmetic, comparison, complex, exponential, selection
+from tapegrad.ops.elementwise import arithmetic, comparison, complex, elementary, exponential, selection
 from tapegrad.ops.index import assigning, choices, getitem, indexing, partial_sort, sort
 from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
 from tapegrad.ops.products import products
@@ -19,7 +19,7 @@ from tapegrad.spellings import explained, has_other_names, refuse
 from tapegrad.tensor import Tensor, TensorLike, bind_method
 
 
-def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
+def _operator(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """``f`` as an operator: foreign objects get their turn."""
     if hasattr(f, "operator"):
         return f.operator
@@ -36,7 +36,11 @@ def _operator(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
     return operator
 
 
-def _reflected(f: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Any]:
+def _round(self: Any, ndigits: int | None = None) -> Tensor:
+    return arithmetic.round(self, ndigits or 0)
+
+
+def _reflected(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def operator(self: Any, other: object) -> Any:
         try:
             return f(other, self)
@@ -95,6 +99,9 @@ def bind_operators() -> None:
     for name in ("flatten", "ravel"):
         bind_method(name, _flatten)
     bind_method("reshape", _reshape)
+    bind_method("__divmod__", _operator(elementary.divmod))
+    bind_method("__rdivmod__", _reflected(elementary.divmod))
+    bind_method("__round__", _round)
     bind_method("__iter__", _iterate)
     bind_method("transpose", _transpose)
     bind_method("T", property(shape.transpose, doc="The dimensions in reverse order."))

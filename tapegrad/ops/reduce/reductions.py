@@ -26,6 +26,7 @@ from tapegrad.ops.elementwise.arithmetic import (
     subtract,
 )
 from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
+from tapegrad.ops.elementwise.complex import real
 from tapegrad.ops.elementwise.exponential import exp, log
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce._masks import mask_of, masked, start_of, worst
@@ -339,9 +340,10 @@ def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, ma
 
 @in_float32
 def logsumexp(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
+    """Return ``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
 
-    It is computed as ``m + log(sum(exp(x - m)))``; the derivative does not depend on ``m``, so tapes do not see it.
+    It is computed as ``m + log(sum(exp(x - m)))``, where ``m`` is the largest (real part); the derivative does not
+    depend on ``m``, so tapes do not see it.
     """
     x = tensor("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, x.ndim)
@@ -350,7 +352,7 @@ def logsumexp(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) ->
     def shift() -> Tensor:
         if not math.prod(x.shape[a] for a in axes):
             return zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
-        most = max(x, axis=axes, keepdims=True)
+        most = max(real(x), axis=axes, keepdims=True)
         return where(isfinite(most), most, 0)
 
     most = unrecorded(shift)

@@ -5,8 +5,6 @@ An id outside ``[0, num_segments)`` drops its slice.  Sums add in the order of t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.state import thread, unrecorded
@@ -14,7 +12,7 @@ from tapegrad.device import dtypes
 from tapegrad.device.numerics import scans
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
-from tapegrad.ops.create.creation import arange, ones
+from tapegrad.ops.create.creation import arange, ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import divide, maximum, multiply
 from tapegrad.ops.elementwise.comparison import equal, logical_or
@@ -29,10 +27,10 @@ from tapegrad.ops.shape.join import concat
 from tapegrad.ops.shape.shape import broadcast_to, moveaxis, reshape
 from tapegrad.tensor import Tensor, TensorLike
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["index_add", "index_reduce", "segment_max", "segment_mean", "segment_min", "segment_prod", "segment_sum"]
+__all__ = [
+    "index_add", "index_reduce", "scatter_reduce", "segment_max", "segment_mean", "segment_min", "segment_prod",
+    "segment_sum",
+]  # fmt: skip
 
 
 def _prepared(
@@ -208,13 +206,46 @@ def index_reduce(
     """
     reductions = {"prod": segment_prod, "mean": segment_mean, "amax": segment_max, "amin": segment_min}
     if reduce not in reductions:
-        raise TapegradError(f"index_reduce: reduce={reduce!r} is not one of {', '.join(reductions)}")
+        raise TapegradError(f"index_reduce: reduce={reduce!r} is not one of {', '.join(reductions)}; index_add sums")
     x, places, y, a = _sliced("index_reduce", input, dim, index, source)
     n = x.shape[0]
     if include_self:
         own = arange(n, device=x.device)
         reduced = reductions[reduce](concat([x, y], axis=0), concat([own, places], axis=0), n)
     else:
-        named = unrecorded(_counts, places, n, x) > 0
-        reduced = where(named, reductions[reduce](y, places, n), x)
+        reduced = where(_named(places, n, x), reductions[reduce](y, places, n), x)
     return moveaxis(cast(reduced, x.dtype), 0, a)
+
+
+def scatter_reduce(
+    input: TensorLike, dim: int, index: TensorLike, src: TensorLike, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Return ``input`` with elements reduced with those of ``src`` that ``index`` sends there along ``dim``.
+
+    index: integers of as many dimensions as ``input``, no longer than ``src`` in any, and than ``input`` in any but
+    ``dim``; reduce: ``sum``, ``prod``, ``mean``, ``amax`` or ``amin``; include_self: whether the element of ``input``
+    itself counts (one that no index names stays as it is).  Gradients as of :func:`index_reduce`.  PyTorch's
+    ``scatter_reduce``.  Raises ShapeError, AxisError, IndexingError.
+    """
+    op = "scatter_reduce"
+    x, y = promote(op, (input, src))
+    a = normalize_axis(op, dim, x.ndim)
+    rows = checked(op, index, x.shape[a], x)
+    longest = tuple(n if d == a else min(n, m) for d, (n, m) in enumerate(zip(y.shape, x.shape, strict=False)))
+    if not x.ndim == y.ndim == rows.ndim or any(n > m for n, m in zip(rows.shape, longest, strict=True)):
+        raise ShapeError(f"{op}: indices {rows.shape} and source {y.shape} do not fit an array {x.shape}")
+    y = reshape(y[tuple(slice(n) for n in rows.shape)], (-1,))
+    flat = zeros(rows.shape, dtype=dtypes.int64, device=x.device)
+    for d, n in enumerate(x.shape):
+        along = rows if d == a else reshape(arange(rows.shape[d], device=x.device), (-1,) + (1,) * (x.ndim - 1 - d))
+        flat = flat * n + along
+    flat, values = reshape(flat, (-1,)), reshape(x, (-1,))
+    if reduce == "sum":
+        kept = values if include_self else where(_named(flat, x.size, values), 0, values)
+        return reshape(index_add(kept, 0, flat, y), x.shape)
+    return reshape(index_reduce(values, 0, flat, y, reduce, include_self=include_self), x.shape)
+
+
+def _named(places: Tensor, n: int, x: Tensor) -> Tensor:
+    """Return a mask of the ``n`` positions that ``places`` holds."""
+    return unrecorded(_counts, places, n, x) > 0

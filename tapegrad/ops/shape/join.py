@@ -8,15 +8,16 @@ from typing import Any
 
 from tapegrad.core.aval import normalize_axes, normalize_axis
 from tapegrad.device import CPU, dtypes
-from tapegrad.errors import IndexingError, ShapeError, TapegradError
+from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange
 from tapegrad.ops.dispatch import barrier, cast, own, several, tensor
 from tapegrad.ops.dispatch import stack as stack  # beside ``concat``
-from tapegrad.ops.elementwise.arithmetic import clip, minimum
-from tapegrad.ops.index.indexing import put_slice_p, take
+from tapegrad.ops.elementwise.arithmetic import clip, minimum, remainder
+from tapegrad.ops.index.indexing import put_slice_p, take, take_p
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, flat_or_along, reshape
 from tapegrad.tensor import Tensor, TensorLike, identity_of, upload
+from tapegrad.variable import Variable
 
 
 def concat(xs: Sequence[TensorLike], /, axis: int | None = 0) -> Tensor:
@@ -96,27 +97,48 @@ def flip(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor:
     return barrier(slice_p, x, index=index) if axes else identity_of(x)
 
 
-def roll(x: TensorLike, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-    """Elements moved by ``shift`` places along ``axis``, around the end (None: in the flattened array).
+def roll(x: TensorLike, /, shift: TensorLike | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return ``x`` with its elements moved by ``shift`` places along ``axis``, around the end.
 
-    Raises AxisError, and ShapeError if the numbers of shifts and axes differ.
+    shift, axis: a number or several, which broadcast; shifts of an axis that is named twice add up.  axis None: in the
+    flattened array, by one shift.  A shift may be a tensor of integers: its value is not read, so ``vmap`` may map it.
+    Raises AxisError, DTypeError, and ShapeError if the numbers of shifts and axes differ.
     """
     x = source = tensor("roll", x)
     if axis is None:
-        if not isinstance(shift, Integral):
-            raise ShapeError(f"roll: {shift!r} shifts the flattened array more than once; name the axes")
-        return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x.shape)
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+        flat = roll(reshape(x, (x.size,)), shift, axis=(0,))
+        return reshape(flat, source.shape)
+    axes = [normalize_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+    shifts = _shifts(shift)
     if len(shifts) != len(axes):
-        raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
+        if 1 not in (len(shifts), len(axes)):
+            raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
+        shifts, axes = shifts * len(axes), axes * len(shifts)
     for s, a in zip(shifts, axes, strict=True):
-        a = normalize_axis("roll", a, x.ndim)
         n = x.shape[a]
-        by = int(s) % n if n else 0
-        if by:
+        if not n:
+            continue
+        if isinstance(s, Tensor):
+            x = barrier(take_p, x, remainder(arange(n, device=x.device) - s, n), axis=a)
+        elif by := s % n:
             x = barrier(concat_p, stretch(x, a, n - by, by), stretch(x, a, 0, n - by), axis=a)
     return own(x, source)
+
+
+def _shifts(shift: TensorLike | Sequence[int]) -> list[int | Tensor]:
+    """Return each shift: an int, or a tensor where its value is not known to the host."""
+    if isinstance(shift, (tuple, list)):
+        return [one for s in shift for one in _shifts(s)]
+    if isinstance(shift, Integral):
+        return [int(shift)]
+    values = tensor("roll", shift)
+    if values.dtype.kind not in "iu":
+        raise DTypeError(f"roll: shifts must be integers, got {values.dtype}")
+    if values.ndim > 1:
+        raise ShapeError(f"roll: shifts of shape {values.shape}; give a number or one for each axis")
+    if not isinstance(shift, (Tensor, Variable)):
+        return [int(s) for s in values.numpy().ravel()]
+    return [values] if not values.ndim else [values[i] for i in range(values.shape[0])]
 
 
 def tile(x: TensorLike, repetitions: Any, /) -> Tensor:

@@ -471,7 +471,7 @@ class Optimizer:
         return [(old.with_values(g) if isinstance(old, IndexedSlices) else g, v) for g, (old, v) in zip(gs, pairs)]
 
     def _checked(self, gradient: TensorLike | IndexedSlices, variable: Variable) -> Any:
-        g: Any = gradient if isinstance(gradient, IndexedSlices) else None
+        g: Any = gradient.within(variable.shape) if isinstance(gradient, IndexedSlices) else None
         if g is not None and not (self.rows_alone and self.parts is None and self._calls is None):
             gradient, g = g.to_dense(), None
         if self.parts is not None:

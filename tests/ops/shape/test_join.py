@@ -111,7 +111,7 @@ def test_errors():
         (lambda: tg.pad(np.ones(0), 1, "edge"), ShapeError, "empty"),
         (lambda: tg.repeat(np.ones(3), [1, 2]), ShapeError, "repeats of shape"),
         (lambda: tg.repeat(np.ones(3), [1, 2.0, 3]), IndexingError, "integers"),
-        (lambda: tg.roll(np.ones(3), (1, 2), axis=0), ShapeError, "2 shifts for 1 axes"),
+        (lambda: tg.roll(np.ones((3, 3)), (1, 2, 3), axis=(0, 1)), ShapeError, "3 shifts for 2 axes"),
     ):
         with pytest.raises(error, match=words):
             call()
