@@ -132,7 +132,7 @@ def _fractional(
     n, c, size = *batch.shape[:2], batch.shape[2:]
     columns = ops.reshape(places, (n, c, math.prod(counts), math.prod(kernel)))
     flat = ops.reshape(batch, (n, c, math.prod(size)))
-    cells = ops.take_along_axis(flat, ops.reshape(columns, (n, c, -1)), axis=-1)
+    cells = ops.take_along_axis(flat, ops.reshape(columns, (n, c, math.prod(columns.shape[2:]))), axis=-1)
     cells = ops.reshape(cells, columns.shape)
     best = ops.argmax(cells, axis=-1, keepdims=True)
     y, at = (ops.reshape(ops.take_along_axis(a, best, axis=-1), (n, c, *counts)) for a in (cells, columns))

@@ -161,3 +161,15 @@ def test_no_images() -> None:
 def test_what_does_not_fit_is_named(call: Any, message: str) -> None:
     with pytest.raises((ShapeError, TapegradError), match=message):
         call()
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_fractional_windows_of_no_examples(dims: int) -> None:
+    pool = getattr(F, f"fractional_max_pool{dims}d")
+    y, at = pool(np.zeros((0, 2, *SIZES[dims])), 2, output_size=3, return_indices=True)
+    assert y.shape == at.shape == (0, 2) + (3,) * dims
+    assert tg.grad(lambda x: tg.sum(pool(x, 2, output_size=3)))(np.zeros((0, 2, *SIZES[dims]))).shape == (
+        0,
+        2,
+        *SIZES[dims],
+    )
