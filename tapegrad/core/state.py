@@ -13,10 +13,12 @@ Only what the user enters by ``with`` takes a pair: a tape :func:`tell`, :func:`
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
+from tapegrad.core.locks import lock
 from tapegrad.core.threads import Local
 
 if TYPE_CHECKING:
@@ -88,6 +90,32 @@ def executed(f: Callable[..., T], *args: object, by: Executor) -> T:
         return f(*args)
     finally:
         thread.__dict__.pop("executor", None)
+
+
+_MOST_FRAMES = 20_000
+"""Added for nested calls: more than a thousand of them take, and less than the C stack holds."""
+_frames = 0
+_deepening = lock()
+
+
+def nested(frames: int, f: Callable[..., T], *args: object) -> T:
+    """Return what ``f(*args)`` returns, a call that may contain others of its kind to any depth.
+
+    The interpreter's limit of recursion shall count the user's frames alone: the ``frames`` of the engine's own are
+    added to it meanwhile.
+    """
+    _deepen(frames)
+    try:
+        return f(*args)
+    finally:
+        _deepen(-frames)
+
+
+def _deepen(frames: int) -> None:
+    global _frames
+    with _deepening:
+        before, _frames = _frames, _frames + frames
+        sys.setrecursionlimit(sys.getrecursionlimit() + min(_frames, _MOST_FRAMES) - min(before, _MOST_FRAMES))
 
 
 def own_executor() -> Executor | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -28,10 +28,12 @@ from tapegrad.core.node import Node, next_index
 from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, precision, thread
 from tapegrad.device import current_device, device
+from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
 from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.rerun import Cotangents, Lookout, RerunTrace, Sums, come_for
+from tapegrad.memory.checkpoint.rerun import Cotangents, Key, Lookout, RerunTrace, Sums, come_for
+from tapegrad.memory.ledger.frames import line_of, user_place
 from tapegrad.tensor import Tensor, alias
 from tapegrad.variable import last_number, trainables
 
@@ -90,13 +92,15 @@ class Setting:
         self._exchanged = [v.name for cell, (_, v) in seen.items() if v is not None and cell in seen.jumps]
         return results, watch, seen
 
-    def repeated(self, recording: Trace | None, f: Callable[[Lookout], T]) -> tuple[T, Lookout, Seen]:
+    def repeated(
+        self, recording: Trace | None, f: Callable[[Lookout], T], required: Collection[Key] = ()
+    ) -> tuple[T, Lookout, Seen]:
         """What a rerun, ``f(watch)``, recorded by ``recording``, returns; the look-out and the cells seen.
 
-        Raises RecomputeError.
+        ``required``: see :class:`Lookout`.  Raises RecomputeError.
         """
         self.refuse_exchanged()
-        watch = Lookout(())
+        watch = Lookout((), required)
         with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen:
             if recording is not None:
                 results = recording.during(self._counted, f, watch, others=(watch,))
@@ -190,6 +194,44 @@ def _only_thread() -> bool:
     return all(t is threading.current_thread() or t.name.startswith(HELPER) for t in threading.enumerate())
 
 
+class Escaped:
+    """The record of values that have left a checkpointed call other than through its result.
+
+    They have no derivative: to ask for one raises RecomputeError.  A tape would not know that they depend on what it
+    watches, and their gradients would be lost without a word.
+    """
+
+    again: Callable[[list[Any]], list[Any]] | None = None
+    pushforward = None
+    effects: Sequence[Node] = ()
+
+    def __init__(self, name: str, values: Sequence[Buffer]) -> None:
+        self.name = name
+        self._nodes = [b.node for b in values]
+        self._line = line_of(user_place())
+
+    def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
+        """Raise RecomputeError."""
+        node = next(n for n, ct in zip(self._nodes, cts, strict=True) if ct is not None)
+        raise RecomputeError(
+            f"{self.name}, called at {self._line}: the gradient passes through {node.aval!r}, the result of "
+            f"{node.prim.name}, which left the checkpoint by a side door (a list, an attribute, a global, an object "
+            "that is no structure), and its derivative is not recorded: return it from the function, as part of its "
+            "result"
+        )
+
+
+def record_escaped(
+    recorders: Iterable[Recorder], name: str, inputs: tuple[Buffer, ...], values: Sequence[Buffer]
+) -> None:
+    """Let ``recorders`` refuse derivatives of ``values``, which have left the call ``name``."""
+    values = [b for b in values if is_inexact(b.node.aval.dtype)]
+    if values:
+        escaped = Escaped(name, values)
+        for recorder in recorders:
+            recorder.record_call(escaped, inputs, tuple(values))
+
+
 class Checkpoint:
     """One call in the records of tapes: its inputs, and what its rerun must use again."""
 
@@ -253,11 +295,16 @@ class Checkpoint:
 
     def tell_kept(self) -> None:
         """Tell the ledger what is kept."""
+        for b in self.kept_buffers():
+            account.current.wanted(b, self.name)
+
+    def kept_buffers(self) -> Iterator[Buffer]:
+        """Yield the buffers of what is kept, as far as they are there."""
         for thing in self.kept():
             for b in (thing,) if isinstance(thing, Buffer) else getattr(thing, "things", ()):
                 b = b if isinstance(b, Buffer) else b.buffer
                 if b is not None:
-                    account.current.wanted(b, self.name)
+                    yield b
 
     def trace(self) -> RerunTrace:
         """The tape of a rerun."""

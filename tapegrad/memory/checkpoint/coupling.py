@@ -28,7 +28,13 @@ from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, thread
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.checkpoint import Checkpoint, Setting, recorders_of_a_call, renamed
+from tapegrad.memory.checkpoint.checkpoint import (
+    Checkpoint,
+    Setting,
+    record_escaped,
+    recorders_of_a_call,
+    renamed,
+)
 from tapegrad.memory.checkpoint.recompute import Recompute
 from tapegrad.memory.checkpoint.rerun import Cotangents, Lookout, RerunTrace, Sums, results_of
 from tapegrad.tensor import Tensor
@@ -97,12 +103,14 @@ def couple(block: Block, f: Recompute, a: Tensor, b: Tensor) -> Tensor:
     if not hidden:
         return a + block.checked(results_of(f._run((b,), {}, False), Lookout(())), a)
     call = _Call(block, f, hidden, a, b)
-    out = call.first_run(a, b, hidden, pushers)
+    out, watch = call.first_run(a, b, hidden, pushers)
     if not call.inputs and not call.effects:
         return out
     (result,) = renamed([out], pushers)
     for recorder in hidden:
         recorder.record_call(call, call.inputs, (result._buffer,))
+    escaped = [value for value in watch.alive().values() if value is not out._buffer]
+    record_escaped(hidden, call.name, call.inputs, escaped)
     call.inputs = ()
     call.coupling.hand_over(a, b, out, result, any(isinstance(r, Recording) for r in hidden))
     call.tell_kept()
@@ -207,12 +215,14 @@ class _Call(Checkpoint):
         self.coupling = Coupling(block, f, self.setting)
         self._a, self._b = a._buffer.node, b._buffer.node
 
-    def first_run(self, a: Tensor, b: Tensor, hidden: list[Recorder], pushers: tuple[Any, ...]) -> Tensor:
-        """``a + f(b)`` behind the barrier."""
+    def first_run(
+        self, a: Tensor, b: Tensor, hidden: list[Recorder], pushers: tuple[Any, ...]
+    ) -> tuple[Tensor, Lookout]:
+        """``a + f(b)`` behind the barrier, and the look-out."""
         out, watch, seen = self.setting.noting(hidden, pushers, lambda watch, _: self.coupling.first_run(a, b, watch))
         self.coupling.sample(a)
         self.note_uses(watch, seen, (), (self._a.index,))
-        return out
+        return out, watch
 
     def kept(self) -> Iterator[object]:
         """The bytes that its slots hold."""

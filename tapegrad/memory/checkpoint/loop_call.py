@@ -97,6 +97,11 @@ class LoopCall(CheckpointedCall):
         self._stacks = [isinstance(ys, Tensor) for ys in nest.flatten(outputs)]
         return y, outputs
 
+    def add_escaped(self, watch: Lookout, outputs: list[Buffer]) -> list[Buffer]:
+        """Return the values made in the steps that the user still holds: single steps are rerun, from stored states."""
+        contents = {id(cell.get()) for cell in self.setting.cells}
+        return [b for b in watch.alive().values() if id(b) not in contents]
+
     def _actions(self) -> Iterator[Action]:
         return iter(self._owner.schedule(self._owner.n))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad import nest
@@ -20,14 +20,16 @@ from tapegrad.autodiff.wrapping import Wrapper
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen
 from tapegrad.core.protocols import Recorder
-from tapegrad.core.state import thread
+from tapegrad.core.state import nested, thread
+from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.checkpoint import Checkpoint, recorders_of_a_call, renamed
+from tapegrad.memory.checkpoint.checkpoint import Checkpoint, record_escaped, recorders_of_a_call, renamed
 from tapegrad.memory.checkpoint.rerun import (
     Argument,
     Cotangents,
+    Key,
     Lookout,
     Postponing,
     RerunTrace,
@@ -46,6 +48,7 @@ from tapegrad.variable import Variable
 if TYPE_CHECKING:
     from types import FrameType
 
+    from tapegrad.core.node import Node
     from tapegrad.device.types import Array
 
 T = TypeVar("T")
@@ -65,17 +68,21 @@ class Recompute(Wrapper):
         if not hidden:
             return _apart(self._run(args, kwargs, False), args, kwargs)
         call = self._new_call(args, kwargs, hidden)
-        y, results = call.first_run(args, kwargs, hidden, pushers)
+        y, results, watch = nested(10, call.first_run, args, kwargs, hidden, pushers)
         if not call.inputs and not call.effects:
             return _apart(y, args, kwargs)
         outputs = renamed(results, pushers)
         call.expect(y, results)
-        buffers = tuple(o._buffer for o in outputs if isinstance(o, Tensor))
+        y = nest.rebuild(y, iter(outputs))
+        del results
+        buffers = [o._buffer for o in outputs if isinstance(o, Tensor)]
+        escaped = call.add_escaped(watch, buffers)
+        record_escaped(hidden, call.name, call.inputs, escaped)
         for recorder in hidden:
-            recorder.record_call(call, call.inputs, buffers)
+            recorder.record_call(call, call.inputs, tuple(buffers))
         call.forget_buffers()
         call.tell_kept()
-        return nest.rebuild(y, iter(outputs))
+        return y
 
     def _new_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder]) -> CheckpointedCall:
         name = f"recompute_grad({getattr(self, '__name__', type(self.__wrapped__).__name__)})"
@@ -178,10 +185,13 @@ class CheckpointedCall(Checkpoint):
         self._args, self._kwargs = snapshots(args, kwargs)
         self._noted: Noting | None = None
         self._captures: list[weakref.ref[Buffer]] = []
+        self._escaped: dict[Key, Node] = {}
+        self._operations = 0
+        self.output_keys: Sequence[Key] = ()
 
     def first_run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder], pushers: tuple[Any, ...]
-    ) -> tuple[Any, list[object]]:
+    ) -> tuple[Any, list[object], Lookout]:
         """Run behind the barrier; sets ``inputs`` to the watched values that the results may depend on."""
 
         def run(watch: Lookout, seen: Seen) -> tuple[Any, list[object]]:
@@ -192,7 +202,20 @@ class CheckpointedCall(Checkpoint):
 
         (y, results), watch, seen = self.setting.noting(hidden, pushers, run)
         self.note_uses(watch, seen, self._given())
-        return y, [alone(r, self.setting.start) for r in results]
+        return y, [alone(r, self.setting.start) for r in results], watch
+
+    def add_escaped(self, watch: Lookout, outputs: list[Buffer]) -> list[Buffer]:
+        """Add to ``outputs`` the values made in the first run that the user still holds: the rerun has them, too.
+
+        So they have their gradients.  Those that the call itself holds are returned: of these a rerun computes none.
+        """
+        own, contents = set(map(id, self.kept_buffers())), {id(cell.get()) for cell in self.setting.cells}
+        escaped = {key: b for key, b in watch.alive().items() if is_inexact(b.node.aval.dtype)}
+        others = {key: b for key, b in escaped.items() if id(b) not in own | contents}
+        self.output_keys = [*range(len(outputs)), *others]
+        self._escaped, self._operations = {key: b.node for key, b in others.items()}, watch.operations
+        outputs += others.values()
+        return [b for b in escaped.values() if id(b) in own]
 
     def _given(self) -> Iterator[Buffer]:
         """The values of the arguments."""
@@ -237,12 +260,16 @@ class CheckpointedCall(Checkpoint):
 
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Rerun, and pull the cotangents through the rerun's record."""
-        trace, results = self._rerun()
+        return nested(20, self._pulled, cts, needed, lead, come)
+
+    def _pulled(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
+        trace, results, watch = self._rerun()
         indices = [r._buffer.node.index for r in results if isinstance(r, Tensor)]
-        del results
+        indices += self._escaped_in(watch, cts[len(indices) :])
+        del results, watch
         return self.pull(trace, zip(indices, cts, strict=True), needed, lead, come)
 
-    def _rerun(self) -> tuple[RerunTrace, list[object]]:
+    def _rerun(self) -> tuple[RerunTrace, list[object], Lookout]:
         self.times += 1
         trace = self.trace()
         args, kwargs = snapshots(self._args, self._kwargs)
@@ -251,12 +278,26 @@ class CheckpointedCall(Checkpoint):
             runner = Postponing(watch) if self._noted is None else Taking(self.name, self._noted, watch)
             y = runner.during(self._owner._run, args, kwargs, True)
             results = results_of(y, watch)
-            trace.compute(results)
+            trace.compute([*(r._buffer for r in results if isinstance(r, Tensor)), *watch.held.values()])
             return y, results
 
-        (y, results), watch, seen = self.setting.repeated(trace, run)
+        (y, results), watch, seen = self.setting.repeated(trace, run, self._escaped)
         self._compare(y, results, seen, watch.used)
-        return trace, results
+        return trace, results, watch
+
+    def _escaped_in(self, watch: Lookout, cts: Cotangents) -> Iterator[int]:
+        """Yield the index in a rerun of each value that left the first run by a side door.  Raises RecomputeError."""
+        for (key, node), ct in zip(self._escaped.items(), cts, strict=True):
+            value = watch.held.get(key)
+            same = value is not None and value.node.aval == node.aval and value.node.prim is node.prim
+            if ct is not None and not (same and watch.operations == self._operations):
+                raise RecomputeError(
+                    f"{self.name}: the gradient passes through {node.aval!r}, the result of {node.prim.name}, which "
+                    "left the first run by a side door (a list, an attribute, a global, an object that is no "
+                    "structure), and the rerun does not do the same operations: return it from the function, as part "
+                    "of its result"
+                )
+            yield -1 if value is None else value.node.index
 
     def _compare(self, y: Any, results: list[object], seen: Seen, used: dict[int, Buffer]) -> None:
         """Raise RecomputeError unless the rerun repeated the first run."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 from tapegrad import nest
@@ -27,6 +28,8 @@ from tapegrad.variable import Variable
 
 Cotangents: TypeAlias = list[Tensor | None]
 """None: not connected, or zeros."""
+Key: TypeAlias = Hashable
+"""Which value of a run (see :meth:`Lookout.alive`)."""
 Sums: TypeAlias = "dict[int, Any]"
 """What a walk has summed so far, by node index."""
 
@@ -36,11 +39,25 @@ class Lookout:
 
     ``hides``: the recorders outside, which are told of nothing meanwhile.
     ``contents``: of each variable, the contents made in the run and read after that, in the order of reading.
+    ``required``: keys of values of the run that are held (see :meth:`alive`), by key in ``held``.
     """
 
-    def __init__(self, hides: Sequence[Recorder]) -> None:
+    def __init__(self, hides: Sequence[Recorder], required: Collection[Key] = ()) -> None:
         self.hides = hides
-        self.start = next_index()
+        # Those that look out for others are asked no questions: their number is that of nested calls.
+        self._followers: list[tuple[float, Recorder]] = []
+        for r in hides:
+            if isinstance(r, Lookout):
+                self._followers += [(min(before, r.start), follower) for before, follower in r._followers]
+            else:
+                self._followers.append((inf, r))
+        self.required = required
+        self.held: dict[Key, Buffer] = {}
+        self._values: dict[Key, weakref.ref[Buffer]] = {}
+        self.operations = 0
+        """How many the run has applied."""
+        self._sweep_at = 1024
+        self.start: int = next_index()
         self.used: dict[int, Buffer] = {}
         self.captured: dict[int, Buffer] = {}
         self.contents: dict[int, list[Buffer]] = {}
@@ -49,8 +66,9 @@ class Lookout:
 
     def watched(self, buffer: Buffer) -> bool:
         """Whether a recorder outside follows the value."""
-        for r in self.hides:
-            if r.follows(buffer):
+        index = buffer.node.index
+        for before, r in self._followers:
+            if index < before and r.follows(buffer):
                 return True
         return False
 
@@ -82,6 +100,24 @@ class Lookout:
             self.use(b)
         if node.prim.effect is not None:
             self.effects.append(node)
+        self._note(self.operations, out)
+        self.operations += 1
+
+    def _note(self, key: Key, value: Buffer) -> None:
+        self._values[key] = weakref.ref(value)
+        if key in self.required:
+            self.held[key] = value
+        if len(self._values) > self._sweep_at:
+            self._values = {key: ref for key, ref in self._values.items() if ref() is not None}
+            self._sweep_at = max(1024, 2 * len(self._values))
+
+    def alive(self) -> dict[Key, Buffer]:
+        """Return the values made in the run that something still refers to, by key.
+
+        A key says which operation of the run made the value, counted from its beginning; of a call, also which result.
+        A rerun, which does the same operations, has the same keys.
+        """
+        return {key: value for key, ref in self._values.items() if (value := ref()) is not None}
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """Tapes outside watch variables read inside."""
@@ -97,6 +133,10 @@ class Lookout:
         for b in inputs:
             self.use(b)
         self.effects += call.effects
+        keys = getattr(call, "output_keys", None) or range(len(outputs))
+        for key, out in zip(keys, outputs, strict=True):
+            self._note((self.operations, key), out)
+        self.operations += 1
 
 
 class Tracker:
@@ -203,9 +243,9 @@ class RerunTrace(Trace):
         """The index of a source's node in this run."""
         return self._indices[position]
 
-    def compute(self, results: Iterable[object]) -> None:
-        """Apply the postponed nodes that rules read on the way back from ``results``."""
-        reached = {r._buffer.node.index for r in results if isinstance(r, Tensor)}
+    def compute(self, results: Iterable[Buffer]) -> None:
+        """Compute the lazy values that rules read on the way back from ``results``."""
+        reached = {b.node.index for b in results}
         wanted: list[Applied] = []
         for record in reversed(self._records):
             if any(n.index in reached for n in record.results):
