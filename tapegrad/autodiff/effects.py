@@ -5,7 +5,8 @@ others waiting.  So each tells which of its operations are *reached* from the so
 targets; what any of them tells holds for all, and may reach and want further ones.  It ends when all tell the same.
 
 What is differentiated is the sum of the targets over all processes.  A target that they all have the same way (it is
-made of results of a sum over all, say, and of numbers) is one target, not many: the first process alone seeds it.
+made of results of a sum over all, say, and of numbers) is one target, not many: the first process alone seeds it.  A
+cotangent that the user gives for a target is this process's own, whatever the target is.
 """
 
 from __future__ import annotations
@@ -66,12 +67,13 @@ def told(inside: Sequence[Node], mine: tuple[Any, ...]) -> list[Any]:
 
 
 def agreed(
-    peers: Effect, records: Sequence[Record], cts: Iterable[int], keep: set[int], targets: Sequence[Buffer] = ()
-) -> Agreed:
+    peers: Effect, records: Sequence[Record], cts: Iterable[int], keep: set[int],
+    targets: Sequence[Buffer | None] = (),
+) -> Agreed:  # fmt: skip
     """What all processes do in a walk from ``cts`` to ``keep``, which are indices of values.
 
-    ``targets``: those that are seeded with ones or weights.  Raises DistributedError on every process if their
-    recordings differ.
+    ``targets``: those that are seeded with ones, None for each that has a cotangent of this process.  Raises
+    DistributedError on every process if their recordings differ.
     """
     joints: list[_Joint] = []
     lines: dict[Any, int] = {}
@@ -83,8 +85,8 @@ def agreed(
             joints.append(_joint(peers, position, record, group, number))
     group = peers.common(list(lines))
     digests = {peers.name(line): (peers.members(group, line), *_digest(joints, peers.name(line))) for line in lines}
-    kinds = [_kind(records, t.node) for t in targets]
-    sums = [b"" if kind is LOCAL else _checksum(t) for kind, t in zip(kinds, targets, strict=True)]
+    kinds = [LOCAL if t is None else _kind(records, t.node) for t in targets]
+    sums = [b"" if t is None or kind is LOCAL else _checksum(t) for kind, t in zip(kinds, targets, strict=True)]
     reached, wanted = dict.fromkeys((j.key for j in joints), False), dict.fromkeys((j.key for j in joints), False)
     cts = set(cts)
     unseeded: set[int] | None = None
@@ -221,12 +223,12 @@ def _checksum(target: Buffer) -> bytes:
 
 
 def _unseeded(
-    peers: Effect, group: Any, targets: Sequence[Buffer], kinds: Sequence[str], sums: Sequence[Sequence[bytes]]
+    peers: Effect, group: Any, targets: Sequence[Buffer | None], kinds: Sequence[str], sums: Sequence[Sequence[bytes]]
 ) -> set[int]:
     """The targets that the first process alone seeds, if this is another one."""
     found: set[int] = set()
     for i, (target, kind) in enumerate(zip(targets, kinds, strict=True)):
-        if kind is LOCAL or any(s[i] != sums[0][i] for s in sums):
+        if target is None or kind is LOCAL or any(s[i] != sums[0][i] for s in sums):
             continue
         if kind is REPLICATED or kind is HIDDEN:
             if not peers.first(group):
@@ -236,9 +238,9 @@ def _unseeded(
     return found
 
 
-def _behind(records: Sequence[Record], targets: Sequence[Buffer], unseeded: set[int]) -> dict[int, Node]:
+def _behind(records: Sequence[Record], targets: Sequence[Buffer | None], unseeded: set[int]) -> dict[int, Node]:
     """The values that unseeded targets depend on, these included."""
-    nodes = {t.node.index: t.node for t in targets if t.node.index in unseeded}
+    nodes = {t.node.index: t.node for t in targets if t is not None and t.node.index in unseeded}
     for record in reversed(records):
         if any(n.index in nodes for n in record.results):
             nodes.update((n.index, n) for n in record.followed)

@@ -45,10 +45,13 @@ def apart(given: Iterable[object] = ()) -> Callable[[Any], Any]:
     return of
 
 
-def weights_of(tree: object, targets: list[Any], given: object) -> list[Tensor]:
-    """A cotangent for each of the targets, which are the leaves of ``tree``; given in its structure, or listed."""
+def weights_of(tree: object, targets: list[Any], given: object) -> tuple[list[Tensor], list[bool]]:
+    """Return a cotangent for each target, and whether it was given: in the structure of ``tree``, or listed.
+
+    ``targets``: the leaves of ``tree``; those without one get ones.
+    """
     if given is None:
-        return [_ones(t) for t in targets]
+        return [_ones(t) for t in targets], [False] * len(targets)
     given = nest.whole(given)
     weights = nest.flatten(given)
     if not any(nest.alike(x, y) for x in (given, [given]) for y in (targets, tree)):
@@ -56,7 +59,8 @@ def weights_of(tree: object, targets: list[Any], given: object) -> list[Tensor]:
             f"output_gradients: {len(weights)} given for {len(targets)} targets: their structure is "
             f"{nest.shown(given)}, that of the targets {nest.shown(tree)}; give that structure, or one list of them"
         )
-    return [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
+    cotangents = [_weight(i, t, w) for i, (t, w) in enumerate(zip(targets, weights, strict=True))]
+    return cotangents, [w is not None for w in weights]
 
 
 def _weight(i: int, target: Any, weight: TensorLike | None) -> Tensor:

@@ -7,10 +7,11 @@ gradients are errors, and work that no requested source needs is not done.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ContextDecorator
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from tapegrad import nest
@@ -167,25 +168,31 @@ class GradientTape(Recording):
 
         ``target``, ``sources``: tensors and variables, nested at will; the result has the structure of ``sources``.
         ``output_gradients``: weights in the structure of ``target``, or listed, of their targets' shapes and dtypes
-        (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  A source that no target depends
-        on gets None, or zeros with ``unconnected_gradients="zero"``; one of which rows alone were read, with
-        ``sparse=True`` (see ``tg.take``), an ``IndexedSlices``.  Raises TapeError (RuntimeError) on a used tape,
-        GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
+        (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  What is differentiated is the
+        sum over all processes that take part: weights are each process's own, and a target without one that all have
+        the same way is a single target.
+
+        A source that no target depends on gets None, or zeros with ``unconnected_gradients="zero"``; one of which rows
+        alone were read, with ``sparse=True`` (see ``tg.take``), an ``IndexedSlices``.  Raises TapeError (RuntimeError)
+        on a used tape, GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do
+        not fit.
         """
         zero = wants_zeros(unconnected_gradients)
         targets = handles("target", target)
         sought = handles("source", sources)
-        weights = weights_of(target, targets, output_gradients)
+        weights, given = weights_of(target, targets, output_gradients)
         self._warn_of_late(targets)
         records, consume = self._take()
-        cts: dict[int, Tensor] = {}
-        for node, weight in zip(map(self._node, targets), weights, strict=True):
+        cts, own = dict[int, Tensor](), dict[int, Tensor]()
+        for node, weight, is_given in zip(map(self._node, targets), weights, given, strict=True):
             if dtypes.is_inexact(node.aval.dtype):
-                have = cts.get(node.index)
-                cts[node.index] = weight if have is None else have + weight
+                for sums in (cts, own) if is_given else (cts,):
+                    have = sums.get(node.index)
+                    sums[node.index] = weight if have is None else have + weight
         # A pending target would keep its inputs; on the CPU only big targets are pending, and they cost a pass.
         also = [t._buffer for t in targets if isinstance(t, Tensor) and t.device.lazy]
-        grads = self._walk(records, cts, sought, consume, None, also, targets)
+        seeded = [None if is_given else t for t, is_given in zip(targets, given, strict=True)]
+        grads = self._walk(records, cts, sought, consume, None, also, seeded, own)
         return nest.rebuild(sources, map(apart(weights), self._results(grads, sought, zero)))
 
     def jacobian(
@@ -248,15 +255,20 @@ class GradientTape(Recording):
 
     def _walk(
         self, records: list[Record], cts: dict[int, Tensor], sought: list[Tensor | Variable], consume: bool,
-        lead: int | None = None, also: Sequence[Buffer] = (), targets: Sequence[Tensor | Variable] = (),
+        lead: int | None = None, also: Sequence[Buffer] = (), seeded: Sequence[Tensor | Variable | None] = (),
+        own: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> dict[int, Tensor]:  # fmt: skip
+        """Return the cotangents of the values that stand for ``sought``.
+
+        ``seeded``: the targets that have got ones; None for each that has a cotangent of its own, which is in ``own``.
+        """
         variables = [s for s in sought if isinstance(s, Variable)]
         keep = {s._buffer.node.index for s in sought if isinstance(s, Tensor)}
         keep.update(*[self._values.get(v._number, ()) for v in variables])
         keep.update([b.node.index for b in held(variables)])
         if not keep and self._peers is None:
             return {}
-        path, forced, behind = self._followed(records, cts, keep, targets)
+        path, forced, behind = self._followed(records, cts, keep, seeded, own)
         slices = self._slices and lead is None
         walk = partial(backward, path=path, lead=lead, also=also, forced=forced, slices=slices)
         grads = self._pulled(walk, records, cts, keep, sought, consume)
@@ -275,16 +287,23 @@ class GradientTape(Recording):
         return walk(records, cts, keep, consume=consume)
 
     def _followed(
-        self, records: list[Record], cts: dict[int, Tensor], keep: set[int], targets: Sequence[Tensor | Variable]
+        self,
+        records: list[Record],
+        cts: dict[int, Tensor],
+        keep: set[int],
+        seeded: Sequence[Tensor | Variable | None],
+        own: Mapping[int, Tensor],
     ) -> tuple[set[int] | None, AbstractSet[int], dict[int, Node]]:
         """The values to follow (None: all), what is pulled in any case, and what gets zeros at least."""
         if self._peers is None:
             everything = set(self._watched).union(*self._values.values())
             return None if everything <= keep else reachable(records, keep), frozenset(), {}
-        buffers = [t._cell.get() if isinstance(t, Variable) else t._buffer for t in targets]
-        joint = agreed(self._peers, records, cts, keep, [b for b in buffers if b.node.index in cts])
+        buffers = [t if t is None else t._cell.get() if isinstance(t, Variable) else t._buffer for t in seeded]
+        joint = agreed(self._peers, records, cts, keep, [b for b in buffers if b is None or b.node.index in cts])
         for index in joint.unseeded:
             cts.pop(index, None)
+            if index in own:
+                cts[index] = own[index]
         return joint.path, joint.forced, joint.behind
 
     def _indices(self, sources: Sequence[Tensor | Variable]) -> list[set[int]]:

@@ -132,6 +132,41 @@ def case_adjoints(group: Group) -> None:
             np.testing.assert_allclose(np.asarray(pushed), np.asarray(f(tg.asarray(t))), rtol=1e-12, err_msg=name)
 
 
+def case_adjoints_of_given_cotangents(group: Group) -> None:
+    """The same identity by a tape, to which each rank gives cotangents of its own, also of what all ranks have."""
+    for name, (f, shape) in maps(group).items():
+        x, t = data(group, *shape, seed=1), data(group, *shape, seed=2)
+        source = tg.asarray(x)
+        with tg.GradientTape(persistent=True) as tape:
+            tape.watch(source)
+            y = f(source)
+            twice = y * 2.0
+        ct = data(group, *y.shape, seed=3)
+        pushed = np.asarray(f(tg.asarray(t)))
+        for target, factor in ((y, 1.0), (twice, 2.0)):
+            back = tape.gradient(target, source, output_gradients=tg.asarray(ct), unconnected_gradients="zero")
+            left = sum(everyone(group, factor * np.vdot(ct, pushed)))
+            right = sum(everyone(group, np.vdot(np.asarray(back), t)))
+            assert abs(left - right) <= 1e-12 * max(1.0, abs(left)), (name, left, right)
+
+
+def case_given_and_default_seeds(group: Group) -> None:
+    """A replicated target: one without ``output_gradients``; as many as there are ranks with them."""
+    x = tg.asarray(np.array([1.0 + group.rank]))
+    u = np.array([2.0 + 3.0 * group.rank])
+    total = sum(everyone(group, u))
+
+    def gradient(given: Any, twice: bool = False) -> np.ndarray:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = dist.all_reduce(x)
+        return np.asarray(tape.gradient([y, y] if twice else y, x, output_gradients=given))
+
+    same(gradient(u), total)
+    same(gradient(None), np.ones(1))
+    same(gradient([u, None], twice=True), total + 1)
+
+
 def case_differences(group: Group) -> None:
     """Gradients of compositions, with dot products and a loss that every rank has, against differences."""
     x = data(group, 6)
