@@ -13,6 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.guards import Guards
 from tapegrad.autodiff.recording import Recording
 from tapegrad.core import locks
 from tapegrad.core.state import thread, unrecorded
@@ -41,6 +42,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Surroundings:
+    """The programs of a function in one state of what it reads from around it."""
+
+    def __init__(self) -> None:
+        self.guards: Guards | None = None
+        """None before the first run has ended."""
+        self.entries: dict[Any, Entry] = {}
+        self.taped: dict[Any, TapedEntry] = {}
+        self.reason: str | None = None
+        """Why nothing is captured in it."""
+
+    def holds(self) -> bool:
+        """Whether what the function reads is as it was."""
+        return self.guards is None or self.guards.hold()
+
+
 class Function(Generic[P, R]):
     """A captured function; see :func:`function`."""
 
@@ -52,8 +69,10 @@ class Function(Generic[P, R]):
         self._f = f
         self._most = max_signatures
         self._budget = inf if budget is None else parse_bytes(budget)
-        self._entries: dict[Any, Entry] = {}
-        self._taped: dict[Any, TapedEntry] = {}
+        self._owner: weakref.ref[Any] | None = None
+        self._guarded: Callable[..., Any] = f
+        self._now = Surroundings()
+        self._known_around = [self._now]
         self._lock = locks.lock()
         self._methods: dict[int, tuple[weakref.ref[Any], Function[..., R]]] = {}  # by identity, not by equality
         self.stats = Stats()
@@ -75,6 +94,7 @@ class Function(Generic[P, R]):
                 return self._f(weak(), *args, **named)  # type: ignore[arg-type]
 
             known = self._methods[key] = weak, Function(method, self._most, self._given_budget)
+            known[1]._owner, known[1]._guarded = weak, self._f
         return Method(owner, known[1])
 
     def __reduce__(self) -> Any:
@@ -83,6 +103,31 @@ class Function(Generic[P, R]):
         for part in name.split("."):
             known = getattr(known, part, None)
         return name if known is self else (Function, (self._f, self._most, self._given_budget))
+
+    @property
+    def _entries(self) -> dict[Any, Entry]:
+        return self._now.entries
+
+    @property
+    def _taped(self) -> dict[Any, TapedEntry]:
+        return self._now.taped
+
+    def _look_around(self) -> Guards | None:
+        """Take up the programs captured in the present surroundings; return guards to be settled after a first run."""
+        if self._now.holds():
+            return None if self._now.guards else Guards(self._guarded, self._owner)
+        same = next((s for s in self._known_around if s.holds()), None)
+        if same is None:
+            self.changed = self._now.guards.failure() if self._now.guards else None
+            same = Surroundings()
+            if len(self._known_around) < self._most:
+                self._known_around.append(same)
+            else:
+                same.reason = f"more than {self._most} surroundings (max_signatures), the last change: {self.changed}"
+                if not any(reason.startswith("more than") for reason in self.stats.fallbacks):
+                    warn(f"{self!r}: {same.reason}; others run eagerly; pass what changes as an argument")
+        self._now = same
+        return None if same.guards else Guards(self._guarded, self._owner)
 
     @property
     def _given_budget(self) -> int | None:
@@ -106,7 +151,15 @@ class Function(Generic[P, R]):
                 plain = are_tensors(args, named)
                 given: Any = args if plain else nest.map_leaves(as_tensor, args)
                 by_name = nest.map_leaves(as_tensor, named) if named else named
-                return (self._on_a_tape if thread.recorders else self._called)(given, by_name, plain)
+                guards = self._look_around()
+                if self._now.reason is not None:
+                    self.stats.fell_back(self._now.reason)
+                    return self._not_captured(given, by_name)
+                result = (self._on_a_tape if thread.recorders else self._called)(given, by_name, plain)
+                if guards is not None:
+                    guards.settle()
+                    self._now.guards = guards
+                return result
         except BaseException:
             locks.let_go(self._lock, self)
             raise
@@ -295,6 +348,7 @@ class Function(Generic[P, R]):
             return 0, state
         try:
             with self._lock:
+                self._look_around()
                 key, tensors, call = self._known_on_a_tape((state, *beside(0)))
                 if call is None or call.loses(recorders) is not None:
                     return 0, state
@@ -319,6 +373,7 @@ class Function(Generic[P, R]):
             return None
         try:
             with self._lock:
+                self._look_around()
                 _, tensors, call = self._known_on_a_tape(args)
                 found = None if call is None else call.gradients(tensors, cts, each, followed)
                 self.stats.replays += found is not None
@@ -332,6 +387,13 @@ class Function(Generic[P, R]):
         with self._lock:
             given, by_name = nest.map_leaves(as_tensor, (args, named))
             key, _, _ = signature(given, by_name)
+            if not any(s.holds() and s.guards is not None for s in self._known_around):
+                failure = self._now.guards.failure() if self._now.guards is not None else None
+                if failure is not None:
+                    return f"miss: the surroundings have changed: {failure}"
+            self._look_around()
+            if self._now.reason is not None:
+                return f"runs eagerly: {self._now.reason}"
             entry = self._entries.get(key)
             if entry is None:
                 return "miss: " + (advice(self._entries, key) if self._entries else "nothing has been captured yet")
@@ -358,6 +420,7 @@ class Function(Generic[P, R]):
 
     def _known(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Tensor]]:
         """The signature of these arguments, which has a program, and the tensors.  Raises FunctionError."""
+        self._look_around()
         key, _, tensors = signature(args, named)
         entry = self._entries.get(key)
         if entry is None or entry.program is None:
@@ -389,8 +452,8 @@ class Function(Generic[P, R]):
     def release(self) -> None:
         """Free the arenas of all programs; the next calls begin anew."""
         with self._lock:
-            self._entries.clear()
-            self._taped.clear()
+            self._now = Surroundings()
+            self._known_around = [self._now]
 
 
 class Method:
@@ -430,9 +493,10 @@ def function(f: Any = None, /, *, budget: int | str | None = None, max_signature
     too.  Arrays among the arguments become tensors.
 
     Variables are read and written as ever, their values are live; so are learning rates, step counts and the streams
-    of ``tg.random``.  Other Python values are frozen with the program, and effects of Python (``print``, ``append``)
-    happen while it runs eagerly and while it is written down, not in a replay.  Values written to variables come last,
-    all or none.
+    of ``tg.random``.  What else ``f`` reads from its surroundings (closure variables, globals, defaults, attributes and
+    elements) is guarded: where it has changed, ``f`` is captured anew, at most ``max_signatures`` times.  Effects of
+    Python (``print``, ``append``) happen while it runs eagerly and while it is captured, not in a replay.  Values
+    written to variables come last, all or none.
 
     ``budget``: bytes, or a size such as ``"512MiB"``, for the arena of a program with the variables and constants that
     it reads; so is that of an enclosing ``tg.memory_budget``.  Where the plain program takes more, values are made

@@ -143,6 +143,7 @@ class Loop(Recompute):
         outputs: bool = False,
     ) -> None:
         super().__init__(step, None)
+        self.parts: Sequence[Callable[..., Any]] = (step,)
         self.outputs = outputs
         self._first_output: object = None
         self.name, self.n, self.more, self.directory = name, n, more, directory
@@ -152,6 +153,10 @@ class Loop(Recompute):
         self._place = user_place()
         self.steady = True
         """Whether each step must return a state of the form of the one it was given."""
+
+    @property
+    def guarded(self) -> Sequence[Callable[..., Any]]:
+        return self.parts
 
     def step(self, state: Any, i: int, again: bool) -> tuple[Any, Any]:
         """Step ``i``: the state and the output (of a loop without outputs an empty tuple).  Raises StructureError."""

@@ -175,6 +175,7 @@ class LoopCall(CheckpointedCall):
 
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Follow the schedule, or rerun everything under the recorders that follow the inputs."""
+        self.refuse_other_bindings()
         if self._differentiated() or not self._owner.n:
             with self._owner.named(None):
                 return self._pull_plain(cts, needed, lead, come)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad import nest
+from tapegrad.autodiff.guards import Bindings
 from tapegrad.autodiff.wrapping import Wrapper
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen
@@ -62,6 +63,11 @@ class Recompute(Wrapper):
         self._policy = policy
         self._says = _names(f, "is_recomputing")
         self._check = check
+
+    @property
+    def guarded(self) -> Sequence[Callable[..., Any]]:
+        """The user's functions, whose names must be bound in a rerun to what they were bound to in the first run."""
+        return (self.__wrapped__,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hidden, pushers = recorders_of_a_call()
@@ -188,6 +194,7 @@ class CheckpointedCall(Checkpoint):
         self._escaped: dict[Key, Node] = {}
         self._operations = 0
         self.output_keys: Sequence[Key] = ()
+        self._bindings = [Bindings(f) for f in owner.guarded]
 
     def first_run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], hidden: list[Recorder], pushers: tuple[Any, ...]
@@ -234,7 +241,9 @@ class CheckpointedCall(Checkpoint):
         return y
 
     def expect(self, y: Any, results: list[object]) -> None:
-        """Note the form of the first run's results, and their checksum if asked."""
+        """Note the form of the first run's results, their checksum if asked, and what names are bound to."""
+        for bindings in self._bindings:
+            bindings.settle()
         self._structure = nest.structure(y)
         self._avals = [r._buffer.node.aval if isinstance(r, Tensor) else None for r in results]
         self._sum = self._checksum(results)
@@ -259,8 +268,19 @@ class CheckpointedCall(Checkpoint):
             yield from (value for _, value in self._noted.saved.values())
 
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
-        """Rerun, and pull the cotangents through the rerun's record."""
+        """Rerun, and pull the cotangents through the rerun's record.  Raises RecomputeError."""
+        self.refuse_other_bindings()
         return nested(20, self._pulled, cts, needed, lead, come)
+
+    def refuse_other_bindings(self) -> None:
+        """Raise RecomputeError if a name that the function reads was bound to something else after the first run."""
+        for bindings in self._bindings:
+            change = bindings.change()
+            if change is not None:
+                raise RecomputeError(
+                    f"{self.name}: {change} now, so a rerun would compute something else than the first run: bind the "
+                    "value when the function is made (lambda x, k=k: ...), or pass it as an argument"
+                )
 
     def _pulled(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         trace, results, watch = self._rerun()

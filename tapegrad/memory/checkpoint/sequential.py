@@ -108,6 +108,7 @@ class CheckpointedSequence:
         """The chain's output; under a tape by plan."""
         loop = Loop(lambda state, i: self.functions[i](state), "checkpoint_sequential", len(self.functions))
         loop.steady = False
+        loop.parts = self.functions
         if thread.recorders and self.functions:
             self.plan = plan = self._plan(x)
             loop.schedule = lambda n: plan.actions

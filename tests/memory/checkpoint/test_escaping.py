@@ -257,3 +257,63 @@ def test_a_checkpoint_that_calls_itself_for_ever_is_a_recursion_error() -> None:
         with pytest.raises(RecursionError):
             f(x)
     assert sys.getrecursionlimit() == limit
+
+
+# Names that are bound to something else by the time of a rerun -------------------------------------------------------
+
+
+def test_late_binding_is_refused() -> None:
+    ws = [tg.Variable(np.full(2, k)) for k in (1.0, 2.0, 3.0)]
+
+    def gradients(bound: bool) -> list[Any]:
+        with tg.GradientTape() as tape:
+            h = tg.asarray(INPUT)
+            for k in range(3):
+                f = (lambda h, k=k: h * ws[k]) if bound else (lambda h: h * ws[k])  # noqa: B023
+                h = tg.recompute_grad(f)(h)
+            y = tg.sum(h)
+        return tape.gradient(y, ws)
+
+    for g, w in zip(gradients(True), ws, strict=True):
+        np.testing.assert_allclose(g, INPUT * 6 / np.asarray(w))
+    with pytest.raises(RecomputeError, match=r"recompute_grad.*closure variable k was 1 and is 2 now.*lambda x, k=k"):
+        gradients(False)
+
+
+@pytest.mark.parametrize("kind", ["recompute_grad", "loop", "chain", "method"])
+def test_a_number_that_changes_before_the_backward_pass(kind: str) -> None:
+    scale, calls = 2.0, 0
+
+    class Model:
+        factor = 1.0
+
+        def __init__(self) -> None:
+            self.factor = 2.0
+
+        def call(self, x: Any) -> Any:
+            return x * self.factor
+
+    model = Model()
+
+    def f(x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return x * scale
+
+    wrap = {
+        "recompute_grad": lambda: tg.recompute_grad(f),
+        "loop": lambda: lambda x: tg.checkpointed_loop(f, x, 3),
+        "chain": lambda: lambda x: tg.checkpoint_sequential([f, tg.sin], x),
+        "method": lambda: tg.recompute_grad(model.call),
+    }[kind]()
+    for change in (False, True):
+        with tg.GradientTape() as tape:
+            x = tg.asarray(INPUT)
+            tape.watch(x)
+            y = wrap(x)
+        if not change:
+            tape.gradient(y, x)
+            continue
+        scale = model.factor = 5.0
+        with pytest.raises(RecomputeError, match=r"(closure variable scale|self.factor) was 2.0 and is 5.0 now"):
+            tape.gradient(y, x)
