@@ -44,6 +44,8 @@ class _Thread(Local):
     force.  ``ops/casting.py`` asks it where it makes operands of what a user passes, and nobody else does."""
     precision: str | None = None
     """The precision of float32 products in a rerun, which repeats that of its first run; None: the process's."""
+    refused: tuple[tuple[str, int] | None, str] | None = None
+    """The user's line where a value was last refused to leave a derivative, and the error's message."""
     executor: Executor
     """What does works: the executor of the process (see :func:`install`), or this thread's own."""
 
