@@ -394,9 +394,8 @@ def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
         where = f"{line[0]}:{line[1]}: " if line else ""
         error = DetachedError(
             f"{where}{by} takes the value of {buffer.node.aval!r}, which is being differentiated: its derivative would "
-            "end there, silently.  Keep it a tensor: tg.stack([...]) for np.array([...]), y = y.at[i].set(v) for "
-            f"y[i] = v, functions of tapegrad for those of math; or write tg.stop_gradient(x){remedy} if it is meant to "
-            "be a constant"
+            "end there.  Keep it a tensor: tg.stack([...]) for np.array([...]), y = y.at[i].set(v) for y[i] = v, "
+            f"functions of tapegrad for those of math; a value meant as a constant is tg.stop_gradient(x){remedy}"
         )
         thread.refused = line, str(error)
         raise error
