@@ -162,7 +162,7 @@ def unmasked(x: np.ndarray) -> np.ndarray:
     """Return ``x``.  Raises DTypeError for a masked array with a masked element: a tensor has no mask."""
     if type(x) is not np.ndarray and np.ma.is_masked(x):
         raise DTypeError(
-            f"asarray: cannot make a tensor of {type(x).__name__} {x.dtype}{list(x.shape)}, since a tensor has no mask: "
+            f"asarray: cannot make a tensor of {type(x).__name__} {x.dtype}{list(x.shape)}; a tensor has no mask: "
             "pass x.filled(value), and leave the masked elements out by tg.where(~np.ma.getmaskarray(x), ..., 0) or by "
             "where= of tg.sum, tg.mean and the like"
         )
