@@ -18,7 +18,7 @@ from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Site, elementwise
-from tapegrad.core.state import thread
+from tapegrad.core.state import last_refusal, refuse, thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, fill
@@ -390,6 +390,8 @@ def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
         elif r.follows(buffer):
             following.append(getattr(r, "strict", False))
     if any(following) and buffer.node.aval.smooth:
+        for batch in thread.batches:  # where no value may be read at all, that is the error
+            batch.looked_at(buffer)
         line = users_line("numpy", "scipy")
         where = f"{line[0]}:{line[1]}: " if line else ""
         error = DetachedError(
@@ -397,7 +399,7 @@ def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
             "end there.  Keep it a tensor: tg.stack([...]) for np.array([...]), y = y.at[i].set(v) for y[i] = v, "
             f"functions of tapegrad for those of math; a value meant as a constant is tg.stop_gradient(x){remedy}"
         )
-        thread.refused = line, str(error)
+        refuse(line, str(error))
         raise error
 
 
@@ -412,7 +414,7 @@ def unwrapped(f: Callable[..., T], *args: object) -> T:
     except TapegradError:
         raise
     except Exception as e:
-        refused, thread.refused = thread.refused, None
+        refused = last_refusal()
         if isinstance(e.__cause__, TapegradError):
             raise e.__cause__.with_traceback(e.__traceback__) from None
         lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(e.__traceback__)]
@@ -472,7 +474,21 @@ def convert(x: object, dtype: object = None) -> Tensor:
     if isinstance(x, _handles):
         content: Tensor = x._content()  # type: ignore[attr-defined]
         return content
-    return upload(x, device_of(x), dtype)
+    return operand(x, device_of(x), dtype)
+
+
+def operand(x: object, device: Device, dtype: object = None, alone: bool = False) -> Tensor:
+    """An array, number or nested sequence as a tensor on ``device``; uses of one array with one content share a copy.
+
+    ``alone``: as a value of its own, though in the same memory.  Raises NotATensorError.
+    """
+    known = thread.executor.operands
+    copy = known.get(x, device) if dtype is None or getattr(x, "dtype", None) == dtype else None
+    if copy is not None:
+        return Tensor(alias(copy) if alone else copy)
+    t = upload(x, device, dtype)
+    known.add(x, device, t._buffer)
+    return t
 
 
 def upload(x: object, device: Device, dtype: object = None, copy: bool = True, shared: bool = False) -> Tensor:

@@ -158,6 +158,17 @@ def precision() -> str:
     return thread.precision or chosen[0]
 
 
+def refuse(line: tuple[str, int] | None, message: str) -> None:
+    """Note the error with which a value is refused to leave a derivative at the user's ``line``."""
+    thread.refused = line, message
+
+
+def last_refusal() -> tuple[tuple[str, int] | None, str] | None:
+    """Return the last one noted, and forget it."""
+    refused, thread.refused = thread.refused, None
+    return refused
+
+
 def cast_from_now(dtype: Any) -> None:
     """An autocast to ``dtype`` (None: a disabled one) begins."""
     thread.autocasts = (*thread.autocasts, dtype)
