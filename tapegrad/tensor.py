@@ -19,7 +19,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Site, elementwise
 from tapegrad.core.state import last_refusal, refuse, thread
-from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
+from tapegrad.device import Device, asdevice, cuda_index, current_device, is_array, phantom
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import (
@@ -482,13 +482,10 @@ def operand(x: object, device: Device, dtype: object = None, alone: bool = False
 
     ``alone``: as a value of its own, though in the same memory.  Raises NotATensorError.
     """
-    known = thread.executor.operands
-    copy = known.get(x, device) if dtype is None or getattr(x, "dtype", None) == dtype else None
-    if copy is not None:
-        return Tensor(alias(copy) if alone else copy)
-    t = upload(x, device, dtype)
-    known.add(x, device, t._buffer)
-    return t
+    if not is_array(x) or (dtype is not None and x.dtype != dtype):  # type: ignore[attr-defined]
+        return upload(x, device, dtype)
+    copy, shared = thread.executor.operands.copy(x, device, lambda: upload(x, device)._buffer)
+    return Tensor(alias(copy) if shared and alone else copy)
 
 
 def upload(x: object, device: Device, dtype: object = None, copy: bool = True, shared: bool = False) -> Tensor:

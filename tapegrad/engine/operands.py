@@ -6,7 +6,7 @@ record, a lazy value), a later use of the array compares its bits with the copy'
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,36 +22,36 @@ class Operands:
         self._copies: WeakValueDictionary[Hashable, Buffer] = WeakValueDictionary()
         self._owners: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
-    def get(self, x: Any, device: Device) -> Buffer | None:
-        """Return the copy of ``x`` on ``device``; None if there is none, or ``x`` has changed."""
-        found = contents.location(x, device)
-        if found is None:
-            return None
-        owner, key = found
-        buffer = self._copies.get(key)
-        if buffer is None or self._owners.get(key) is not owner:  # another array may be there by now
-            return None
-        return buffer if self._same(key, buffer, x, device) else None
-
-    def add(self, x: Any, device: Device, buffer: Buffer) -> None:
-        """Note that ``buffer`` is a copy of ``x``."""
-        found = contents.location(x, device)
-        if found is not None:
-            owner, key = found
-            self._owners[key] = owner
-            self._copies[key] = buffer
-            self._note(key, x, device)
+    def copy(self, x: Any, device: Device, make: Callable[[], Buffer]) -> tuple[Buffer, bool]:
+        """Return a copy of ``x`` on ``device``, and whether it is one that others have; else ``make`` has made it."""
+        location = contents.location(x, device)
+        if location is None:
+            return make(), False
+        owner, key = location
+        buffer = self._known(owner, key, x, device)
+        if buffer is not None:
+            return buffer, True
+        buffer = self._copies[key] = make()
+        self._owners[key] = owner
+        self._note(key, x, device)
+        return buffer, False
 
     def forget(self, buffer: Buffer) -> None:
         """From now on ``buffer`` is no copy: it is watched, and the array that it was made of is a constant."""
         for key in [key for key, b in self._copies.items() if b is buffer]:
             self._copies.pop(key, None)
 
+    def _known(self, owner: Any, key: Hashable, x: Any, device: Device) -> Buffer | None:
+        buffer = self._copies.get(key)
+        if buffer is None or self._owners.get(key) is not owner:  # another array may be there by now
+            return None
+        return buffer if self._same(key, buffer, x, device) else None
+
     def _same(self, key: Hashable, buffer: Buffer, x: Any, device: Device) -> bool:
         return buffer.array is not None and contents.same(device, buffer.array, x)
 
     def _note(self, key: Hashable, x: Any, device: Device) -> None:
-        """The copy has the content."""
+        """The copy has the content of ``x``."""
 
 
 class DryOperands(Operands):
@@ -65,14 +65,13 @@ class DryOperands(Operands):
         self._outside = outside
         self._sums: dict[Hashable, bytes] = {}
 
-    def get(self, x: Any, device: Device) -> Buffer | None:
-        """Return the copy of ``x`` on ``device``; None if there is none, or ``x`` has changed."""
-        return super().get(x, device) or self._outside.get(x, device)
-
     def forget(self, buffer: Buffer) -> None:
         """As :meth:`Operands.forget`."""
         super().forget(buffer)
         self._outside.forget(buffer)
+
+    def _known(self, owner: Any, key: Hashable, x: Any, device: Device) -> Buffer | None:
+        return super()._known(owner, key, x, device) or self._outside._known(owner, key, x, device)
 
     def _same(self, key: Hashable, buffer: Buffer, x: Any, device: Device) -> bool:
         return self._sums[key] == self._sum(x, device)
