@@ -141,8 +141,12 @@ class Tensor:
 
     def look(self) -> None:
         """Tell the recorders that follow one example of many that its value is read."""
-        for batch in thread.batches:
-            batch.looked_at(self._buffer)
+        try:
+            for batch in thread.batches:
+                batch.looked_at(self._buffer)
+        except TapegradError as e:
+            refuse(users_line("numpy", "scipy"), e)
+            raise
 
     def item(self) -> Any:
         """The value of a tensor of one element as a Python number.
@@ -390,8 +394,7 @@ def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
         elif r.follows(buffer):
             following.append(getattr(r, "strict", False))
     if any(following) and buffer.node.aval.smooth:
-        for batch in thread.batches:  # where no value may be read at all, that is the error
-            batch.looked_at(buffer)
+        Tensor(buffer).look()  # where no value may be read at all, that is the error
         line = users_line("numpy", "scipy")
         where = f"{line[0]}:{line[1]}: " if line else ""
         error = DetachedError(
@@ -399,7 +402,7 @@ def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
             "end there.  Keep it a tensor: tg.stack([...]) for np.array([...]), y = y.at[i].set(v) for y[i] = v, "
             f"functions of tapegrad for those of math; a value meant as a constant is tg.stop_gradient(x){remedy}"
         )
-        refuse(line, str(error))
+        refuse(line, error)
         raise error
 
 
@@ -420,7 +423,8 @@ def unwrapped(f: Callable[..., T], *args: object) -> T:
         lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(e.__traceback__)]
         if refused is None or refused[0] not in lines:
             raise
-        raise DetachedError(refused[1]).with_traceback(e.__traceback__) from None
+        _, error, message = refused
+        raise error(message).with_traceback(e.__traceback__) from None
 
 
 def materialize(*tensors: Tensor) -> None:
