@@ -62,7 +62,7 @@ class ForwardAccumulator(Tangents):
         if isinstance(x, Variable):
             self._of_variables[x.construction_number] = tangent
         else:
-            thread.executor.operands.forget(buffer)
+            thread.executor.operands.watch(buffer)
         self.seed(Tensor(buffer), tangent)
 
     def __enter__(self) -> ForwardAccumulator:

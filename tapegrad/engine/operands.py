@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.device import Device, contents
 from tapegrad.device.numerics import bits
+
+_LEAST_SWEPT = 64
 
 
 class Operands:
     """The copies, by where the arrays are."""
 
     def __init__(self) -> None:
-        self._copies: WeakValueDictionary[Hashable, Buffer] = WeakValueDictionary()
-        self._owners: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+        self._copies: dict[Hashable, tuple[ref[Any], ref[Buffer]]] = {}
+        """The array that owns the memory, and the copy."""
+        self._sweep_at = _LEAST_SWEPT
+        self._watched: set[ref[Buffer]] = set()
 
     def copy(self, x: Any, device: Device, make: Callable[[], Buffer]) -> tuple[Buffer, bool]:
         """Return a copy of ``x`` on ``device``, and whether it is one that others have; else ``make`` has made it."""
@@ -31,19 +35,24 @@ class Operands:
         buffer = self._known(owner, key, x, device)
         if buffer is not None:
             return buffer, True
-        buffer = self._copies[key] = make()
-        self._owners[key] = owner
+        buffer = make()
+        if len(self._copies) >= self._sweep_at:
+            self._copies = {k: pair for k, pair in list(self._copies.items()) if pair[1]() is not None}
+            self._sweep_at = max(_LEAST_SWEPT, 2 * len(self._copies))
+        self._copies[key] = ref(owner), ref(buffer)
         self._note(key, x, device)
         return buffer, False
 
-    def forget(self, buffer: Buffer) -> None:
-        """From now on ``buffer`` is no copy: it is watched, and the array that it was made of is a constant."""
-        for key in [key for key, b in self._copies.items() if b is buffer]:
-            self._copies.pop(key, None)
+    def watch(self, buffer: Buffer) -> None:
+        """From now on ``buffer`` is watched, and no copy of the array that it was made of, which is a constant."""
+        self._watched.add(ref(buffer, self._watched.discard))
 
     def _known(self, owner: Any, key: Hashable, x: Any, device: Device) -> Buffer | None:
-        buffer = self._copies.get(key)
-        if buffer is None or self._owners.get(key) is not owner:  # another array may be there by now
+        pair = self._copies.get(key)
+        if pair is None or pair[0]() is not owner:  # another array may be there by now
+            return None
+        buffer = pair[1]()
+        if buffer is None or pair[1] in self._watched:
             return None
         return buffer if self._same(key, buffer, x, device) else None
 
@@ -65,10 +74,10 @@ class DryOperands(Operands):
         self._outside = outside
         self._sums: dict[Hashable, bytes] = {}
 
-    def forget(self, buffer: Buffer) -> None:
-        """As :meth:`Operands.forget`."""
-        super().forget(buffer)
-        self._outside.forget(buffer)
+    def watch(self, buffer: Buffer) -> None:
+        """As :meth:`Operands.watch`."""
+        super().watch(buffer)
+        self._outside.watch(buffer)
 
     def _known(self, owner: Any, key: Hashable, x: Any, device: Device) -> Buffer | None:
         return super()._known(owner, key, x, device) or self._outside._known(owner, key, x, device)

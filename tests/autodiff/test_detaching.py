@@ -80,7 +80,7 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     "tolist": lambda x: x.tolist(),
     "slice": lambda x: called(np.zeros(3).__setitem__, slice(None), x),
     "mask": lambda x: called(np.zeros(3).__setitem__, np.ones(3, bool), x),
-    "dlpack": lambda x: np.from_dlpack(x),
+    "dlpack": lambda x: x.__dlpack__(),
     "memoryview": lambda x: memoryview(np.asarray(x)),
     "pickle": lambda x: pickle.dumps(x),
 }
