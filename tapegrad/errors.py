@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 
@@ -137,7 +138,9 @@ class GradientTypeError(GradientError, TypeError):
 
 
 class DetachedError(GradientError, TypeError):
-    """A value that ``grad`` or ``jvp`` differentiates was made an array implicitly: the derivative would end there."""
+    """A value that ``grad``, ``jvp`` or the like differentiates was made a number or an array: the derivative would end
+    there.
+    """
 
 
 class NoGradientError(TapegradError, LookupError):
@@ -215,6 +218,15 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def users_line(*others: str) -> tuple[str, int] | None:
+    """Return the file and line of the innermost code that is neither this package's nor of the packages ``others``."""
+    packages = (__name__.partition(".")[0], *others)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 __all__ = [name for name, thing in globals().items() if isinstance(thing, type) and issubclass(thing, Exception)]

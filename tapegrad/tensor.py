@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
@@ -17,11 +18,20 @@ from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Site, elementwise
-from tapegrad.core.state import thread
-from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
+from tapegrad.core.state import last_refusal, refuse, thread
+from tapegrad.device import Device, asdevice, cuda_index, current_device, is_array, phantom
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, fill
-from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
+from tapegrad.errors import (
+    DetachedError,
+    DeviceError,
+    DTypeError,
+    ImmutableError,
+    ShapeError,
+    TapegradError,
+    UnsizedError,
+    users_line,
+)
 from tapegrad.spellings import TENSORS, missing
 
 if TYPE_CHECKING:
@@ -94,8 +104,10 @@ class Tensor:
         """The value as a NumPy array that cannot be written to: on the CPU the tensor's own memory, else a copy.
 
         The memory counts as held as long as the array, or a view of it, is alive.  With ``copy=True`` the array is the
-        caller's own, and can be written to.  Raises ValueError for ``copy=False`` where it takes a copy.
+        caller's own, and can be written to.  Raises ValueError for ``copy=False`` where it takes a copy, and
+        DetachedError inside ``grad``, ``jvp`` and the like for a value that is being differentiated.
         """
+        refuse_detaching(self._buffer, ".numpy()", ".numpy()")
         if self.device.kind == "cpu":
             return self._read().copy() if copy else self._lent()
         if copy is False:
@@ -129,17 +141,30 @@ class Tensor:
 
     def look(self) -> None:
         """Tell the recorders that follow one example of many that its value is read."""
-        for batch in thread.batches:
-            batch.looked_at(self._buffer)
+        try:
+            for batch in thread.batches:
+                batch.looked_at(self._buffer)
+        except TapegradError as e:
+            refuse(users_line("numpy", "scipy"), e)
+            raise
 
     def item(self) -> Any:
-        """The value of a tensor of one element as a Python number.  Raises ShapeError for other sizes."""
+        """The value of a tensor of one element as a Python number.
+
+        Raises ShapeError for other sizes, and DetachedError as :meth:`numpy` does.
+        """
+        refuse_detaching(self._buffer, ".item()")
+        return self._number()
+
+    def _number(self) -> Any:
+        """Return the value of one element as a Python number, for code whose result does not depend on it smoothly."""
         if self.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.shape} has {self.size} elements, not one")
         return self._read().item()
 
     def tolist(self) -> Any:
-        """The value as nested lists of Python numbers."""
+        """The value as nested lists of Python numbers.  Raises DetachedError as :meth:`numpy` does."""
+        refuse_detaching(self._buffer, ".tolist()", ".tolist()")
         return self._read().tolist()
 
     def ref(self) -> Ref[Tensor]:
@@ -157,21 +182,24 @@ class Tensor:
         return bool(self._read())
 
     def __int__(self) -> int:
-        return int(self.item())
+        refuse_detaching(self._buffer, "int()")
+        return int(self._number())
 
     def __float__(self) -> float:
-        return float(self.item())
+        refuse_detaching(self._buffer, "float()")
+        return float(self._number())
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        refuse_detaching(self._buffer, "complex()")
+        return complex(self._number())
 
     def __index__(self) -> int:
         if self.ndim or self.dtype.kind not in "iu":
             raise DTypeError(f"only an integer tensor of no dimensions is an index, not {self.dtype}{list(self.shape)}")
-        return self.item()
+        return self._number()
 
     def __format__(self, spec: str) -> str:
-        return format(self.item() if self.size == 1 and spec else str(self), spec)
+        return format(self._number() if self.size == 1 and spec else str(self), spec)
 
     def __repr__(self) -> str:
         return f"tapegrad.Tensor({self._read()!r})"
@@ -180,27 +208,19 @@ class Tensor:
         return str(self._read())
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        self._refuse_detaching("an array")
+        refuse_detaching(self._buffer, "a NumPy function or array", ".numpy()")
         if dtype is None or dtype == self.dtype:
             return self.numpy(copy=copy)
         if copy is False:
             raise ValueError(f"a tensor of {self.dtype} is no {dtype} array without a copy; leave out copy=False")
         return self._read().astype(dtype)
 
-    def _refuse_detaching(self, what: str) -> None:
-        if any(getattr(r, "strict", False) and r.follows(self._buffer) for r in thread.recorders):
-            raise DetachedError(
-                f"{what} is made of {self._buffer.node.aval!r}, which is being differentiated: its derivative would "
-                "end there; use functions of tapegrad (tg.stack for np.array([...])), t.numpy() or tg.stop_gradient(t)"
-            )
-
     def __setitem__(self, index: object, value: object) -> None:
         raise ImmutableError("a tensor does not change in place; use x = x.at[index].set(value)")
 
     def __reduce__(self) -> tuple[object, ...]:
-        value = self.numpy()
-        self._refuse_detaching("a pickle")
-        return _unpickled, (value, self.device.name)
+        refuse_detaching(self._buffer, "a pickle")
+        return _unpickled, (self.numpy(), self.device.name)
 
     def __copy__(self) -> Tensor:
         return self
@@ -360,6 +380,53 @@ def from_array(array: Any, device: Device | None = None, shared: bool = False) -
     return Tensor(Buffer(array, leaf(shaped(array.shape, array.dtype, device or current_device()), shared)))
 
 
+def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
+    """Raise DetachedError if ``by`` takes the value of ``buffer`` out of a derivative that is being taken.
+
+    Functional transforms (recorders that are ``strict``) follow the value to its last use, so a number made of it would
+    be a silent constant; a tape's block may read what it records.  The rule of a function that brings its own replaces
+    one derivative, the innermost: its body may read values for that one.
+    """
+    following: list[bool] = []
+    for r in thread.recorders:
+        if getattr(r, "replaces_derivative", False):
+            del following[-1:]
+        elif r.follows(buffer):
+            following.append(getattr(r, "strict", False))
+    if any(following) and buffer.node.aval.smooth:
+        Tensor(buffer).look()  # where no value may be read at all, that is the error
+        line = users_line("numpy", "scipy")
+        where = f"{line[0]}:{line[1]}: " if line else ""
+        error = DetachedError(
+            f"{where}{by} takes the value of {buffer.node.aval!r}, which is being differentiated: its derivative would "
+            "end there.  Keep it a tensor: tg.stack([...]) for np.array([...]), y = y.at[i].set(v) for y[i] = v, "
+            f"functions of tapegrad for those of math; a value meant as a constant is tg.stop_gradient(x){remedy}"
+        )
+        refuse(line, error)
+        raise error
+
+
+def unwrapped(f: Callable[..., T], *args: object) -> T:
+    """Return ``f(*args)``; where a library hid an error of ours behind one of its own, raise ours.
+
+    NumPy does so where it converts a tensor for ``array[i] = x`` ("setting an array element with a sequence"), and for
+    ``array.flat[i] = x`` it does not even keep the error.
+    """
+    try:
+        return f(*args)
+    except TapegradError:
+        raise
+    except Exception as e:
+        refused = last_refusal()
+        if isinstance(e.__cause__, TapegradError):
+            raise e.__cause__.with_traceback(e.__traceback__) from None
+        lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(e.__traceback__)]
+        if refused is None or refused[0] not in lines:
+            raise
+        _, error, message = refused
+        raise error(message).with_traceback(e.__traceback__) from None
+
+
 def materialize(*tensors: Tensor) -> None:
     """Evaluate several tensors now, those that share work in one kernel."""
     fill(t._buffer for t in tensors)
@@ -411,7 +478,18 @@ def convert(x: object, dtype: object = None) -> Tensor:
     if isinstance(x, _handles):
         content: Tensor = x._content()  # type: ignore[attr-defined]
         return content
-    return upload(x, device_of(x), dtype)
+    return operand(x, device_of(x), dtype)
+
+
+def operand(x: object, device: Device, dtype: object = None, alone: bool = False) -> Tensor:
+    """An array, number or nested sequence as a tensor on ``device``; uses of one array with one content share a copy.
+
+    ``alone``: as a value of its own, though in the same memory.  Raises NotATensorError.
+    """
+    if not is_array(x) or (dtype is not None and x.dtype != dtype):  # type: ignore[attr-defined]
+        return upload(x, device, dtype)
+    copy, shared = thread.executor.operands.copy(x, device, lambda: upload(x, device)._buffer)
+    return Tensor(alias(copy) if shared and alone else copy)
 
 
 def upload(x: object, device: Device, dtype: object = None, copy: bool = True, shared: bool = False) -> Tensor:

@@ -61,6 +61,8 @@ class ForwardAccumulator(Tangents):
         tangent = fitted(f"ForwardAccumulator: tangent {i}", "its primal", t, buffer.node.aval)
         if isinstance(x, Variable):
             self._of_variables[x.construction_number] = tangent
+        else:
+            thread.executor.operands.watch(buffer)
         self.seed(Tensor(buffer), tangent)
 
     def __enter__(self) -> ForwardAccumulator:

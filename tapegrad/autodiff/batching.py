@@ -29,7 +29,7 @@ from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
-from tapegrad.tensor import Tensor, alias, identity_of
+from tapegrad.tensor import Tensor, alias, identity_of, unwrapped
 
 T = TypeVar("T")
 Randomness = Literal["same", "different", "error"]
@@ -42,6 +42,8 @@ class Batches(Pusher):
     Meanwhile the value of one example must not be read: the other examples may have other values.
     """
 
+    strict = False  # it takes no derivative; see `looked_at`
+
     def __init__(self, op: str, n: int, randomness: Randomness = "same", most_failures: int = MOST_TOLD) -> None:
         super().__init__()
         self.op = op
@@ -53,7 +55,7 @@ class Batches(Pusher):
     def during(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, run on the first example."""
         self._before, self._batches = thread.recorders, thread.batches
-        return during(f, *args, recorders=(*self._before, self), batches=(*self._batches, self))
+        return during(unwrapped, f, *args, recorders=(*self._before, self), batches=(*self._batches, self))
 
     def alone(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, told only to the recorders outside of this batch."""

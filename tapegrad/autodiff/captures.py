@@ -16,6 +16,9 @@ from tapegrad.variable import Variable
 class Captures:
     """A recorder that finds watched tensors which the function uses although they are no arguments."""
 
+    replaces_derivative = True
+    """That the function's rule stands for its derivative, so its body may read values (see ``refuse_detaching``)."""
+
     def __init__(self, arguments: list[object]) -> None:
         self._outer = thread.recorders
         self._known = {x._buffer.node.index for x in arguments if isinstance(x, Tensor)}

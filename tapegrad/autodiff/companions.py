@@ -15,7 +15,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import during, thread
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, unwrapped
 
 if TYPE_CHECKING:
     from tapegrad.variable import Variable
@@ -56,7 +56,7 @@ class Pusher:
     def during(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns; companions are pushed through what it does."""
         self._before = thread.recorders
-        return during(f, *args, recorders=(*self._before, self))
+        return during(unwrapped, f, *args, recorders=(*self._before, self))
 
     def outer(self) -> tuple[Recorder, ...]:
         """The recorders outside this one."""

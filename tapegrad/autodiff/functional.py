@@ -18,7 +18,7 @@ from tapegrad.autodiff.seeds import apart
 from tapegrad.autodiff.sources import Argnums, Sources, parted
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, NotATensorError, ShapeError
+from tapegrad.errors import DTypeError, NoGradientError, NotATensorError, ShapeError
 from tapegrad.ops.create.creation import asarray, ones
 from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape.shape import broadcast_to
@@ -186,12 +186,18 @@ def hvp(f: Callable[..., object], xs: Any, vs: object, has_aux: bool = False) ->
     """The Hessian of ``f`` at ``xs`` times ``vs`` (forward over reverse: about the cost of two gradients).
 
     ``xs``, ``vs``: an argument and a direction, or tuples of them.  Returns the structure of ``xs``; with ``has_aux``
-    ``(product, aux)``.
+    ``(product, aux)``.  Where an operation has no forward mode, such as a ``custom_gradient`` whose rule is not linear
+    in its cotangent (a gradient clip), ``f`` runs again and the gradient is differentiated in reverse mode, too.
     """
     single = not isinstance(xs, (tuple, list))
     args = (xs,) if single else tuple(xs)
     directions = (vs,) if single or not isinstance(vs, (tuple, list)) else tuple(vs)
-    nest.require_alike("hvp", "direction", directions, "arguments", args)
-    _, products, *aux = jvp(grad(f, tuple(range(len(args))), has_aux), args, directions, has_aux)
+    along = nest.require_alike("hvp", "direction", directions, "arguments", args)
+    gradient = grad(f, tuple(range(len(args))), has_aux)
+    try:
+        _, products, *aux = jvp(gradient, args, directions, has_aux)
+    except NoGradientError:
+        grads, pullback, *aux = vjp(gradient, *args, has_aux=has_aux)
+        products = pullback(nest.rebuild(grads, (0.0 if v is None else v for v in along)))
     product = products[0] if single else products
     return (product, *aux) if has_aux else product

@@ -18,7 +18,7 @@ from tapegrad.core.references import ASKED, count
 from tapegrad.core.state import during, thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.errors import TapeError
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import Tensor, unwrapped
 
 if TYPE_CHECKING:
     from tapegrad.variable import Variable
@@ -31,7 +31,7 @@ class Recording:
     """A recorder that keeps records of all that depends on ``_tracked`` values (by node index)."""
 
     strict = False
-    """Whether a value that it follows must not silently become an array (see ``Tensor.__array__``)."""
+    """Whether a value that it follows must not become a number of Python's or NumPy's (see ``refuse_detaching``)."""
     retains = True
     """That it keeps what the rules of an operation on values that it follows read."""
 
@@ -187,7 +187,7 @@ class Trace(Recording):
         """What ``f(*args)`` returns, recorded; ``others`` are told besides."""
         self._begin()
         try:
-            return during(f, *args, recorders=(*thread.recorders, self, *others))
+            return during(unwrapped, f, *args, recorders=(*thread.recorders, self, *others))
         finally:
             self.graph = None
 

@@ -144,6 +144,7 @@ class GradientTape(Recording):
             elif isinstance(x, Variable):
                 self._watch_variable(x, x._cell.get())
             else:
+                thread.executor.operands.watch(x._buffer)
                 self._watched.add(node.index)
                 self._tracked.add(node.index)
 

@@ -180,6 +180,10 @@ class Executor(Protocol):
     def constants(self) -> MutableMapping[Any, Buffer]:
         """Shared constants made so far."""
 
+    @property
+    def operands(self) -> Any:
+        """Copies of the arrays that users have passed as operands (``engine/operands.py``)."""
+
     def phantom(self, array: Any, node: Node) -> Any:
         """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError outside of one."""
 

@@ -46,6 +46,8 @@ class _Thread(Local):
     force.  ``ops/casting.py`` asks it where it makes operands of what a user passes, and nobody else does."""
     precision: str | None = None
     """The precision of float32 products in a rerun, which repeats that of its first run; None: the process's."""
+    refused: tuple[tuple[str, int] | None, type[Exception], str] | None = None
+    """The user's line where the conversion of a value was last refused, and the error."""
     executor: Executor
     """What does works: the executor of the process (see :func:`install`), or this thread's own."""
 
@@ -182,6 +184,17 @@ def chosen_precision() -> str:
 def precision() -> str:
     """The precision of float32 products that begin now in this thread."""
     return thread.precision or chosen[0]
+
+
+def refuse(line: tuple[str, int] | None, error: Exception) -> None:
+    """Note the error with which the conversion of a value is refused at the user's ``line``, but not its traceback."""
+    thread.refused = line, type(error), str(error)
+
+
+def last_refusal() -> tuple[tuple[str, int] | None, type[Exception], str] | None:
+    """Return what :func:`refuse` noted last, and forget it."""
+    refused, thread.refused = thread.refused, None
+    return refused
 
 
 def cast_from_now(dtype: Any) -> None:

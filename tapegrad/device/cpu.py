@@ -13,7 +13,7 @@ from tapegrad.device.base import Device
 from tapegrad.device.pool import LEAST, POOL
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array, DType
-from tapegrad.errors import NotATensorError
+from tapegrad.errors import DTypeError, NotATensorError
 
 
 class CPUDevice(Device):
@@ -58,7 +58,7 @@ class CPUDevice(Device):
     def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Array:
         """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
         if isinstance(x, np.ndarray):
-            array = x
+            array = unmasked(x)
         elif foreign.index(x) is not None:
             array, copy = fetch(x), False
         elif hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
@@ -146,6 +146,7 @@ def from_python(x: object, dtype: DType | None) -> np.ndarray:
 
     Raises NotATensorError.
     """
+    _refuse_masked(x)
     try:
         if dtype is not None:
             return np.array(x, dtype=dtype)
@@ -155,6 +156,27 @@ def from_python(x: object, dtype: DType | None) -> np.ndarray:
     if not isinstance(x, np.generic) and not _has_dtype(x):
         array = array.astype(dtypes.of_python(array.dtype.kind, array.dtype), copy=False)
     return array
+
+
+def unmasked(x: np.ndarray) -> np.ndarray:
+    """Return ``x``.  Raises DTypeError for a masked array with a masked element: a tensor has no mask."""
+    if type(x) is not np.ndarray and np.ma.is_masked(x):
+        raise DTypeError(
+            f"asarray: cannot make a tensor of {type(x).__name__} {x.dtype}{list(x.shape)}; a tensor has no mask: "
+            "pass x.filled(value), and leave the masked elements out by tg.where(~np.ma.getmaskarray(x), ..., 0) or by "
+            "where= of tg.sum, tg.mean and the like"
+        )
+    return x
+
+
+def _refuse_masked(x: object) -> None:
+    """Raise DTypeError for a masked array in a nested sequence."""
+    if isinstance(x, (list, tuple)):
+        for item in x:
+            if isinstance(item, (list, tuple)):
+                _refuse_masked(item)
+            elif isinstance(item, np.ndarray):
+                unmasked(item)
 
 
 def _has_dtype(x: object) -> bool:

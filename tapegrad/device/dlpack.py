@@ -75,7 +75,7 @@ def imported(x: object) -> tuple[Any, Device]:
     Raises NotATensorError, DTypeError, DeviceError, and what the producer raises (BufferError).
     """
     if isinstance(x, np.ndarray):  # at once: NumPy does not always export a read-only array
-        return x, cpu.CPU
+        return cpu.unmasked(x), cpu.CPU
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
         raise NotATensorError(f"from_dlpack: {type(x).__name__} offers no __dlpack__; tg.asarray takes other arrays")
     kind, index = map(int, x.__dlpack_device__())

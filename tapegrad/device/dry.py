@@ -11,7 +11,7 @@ import numpy as np
 
 from tapegrad.device import cxx, phantom
 from tapegrad.device.base import Device
-from tapegrad.device.cpu import CPU, checked
+from tapegrad.device.cpu import CPU, checked, unmasked
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.probe import is_array
 from tapegrad.device.types import Array, DType
@@ -34,7 +34,7 @@ class DryDevice(Device):
         """An array of the user's: itself where that takes no memory, else a phantom.  Raises NotATensorError."""
         if self._device is not CPU and not isinstance(x, HostScalar) and (is_array(x) or type(x) is phantom.Phantom):
             return phantom.adopted(x, x.dtype if dtype is None else dtype)
-        array = CPU.array(x, dtype, copy=False) if not isinstance(x, np.ndarray) else x
+        array = CPU.array(x, dtype, copy=False) if not isinstance(x, np.ndarray) else unmasked(x)
         array = phantom.adopted(array, checked(np.empty(0, array.dtype), type(x).__name__, dtype)[0].dtype)
         if self._device is CPU:
             return array

@@ -14,8 +14,7 @@ from typing import Any
 from tapegrad.distributed.engine import Engine, Notice, Transfer
 from tapegrad.distributed.waiting import Home, digest, wait
 from tapegrad.distributed.watching import WATCHING, Entered
-from tapegrad.errors import DistributedError
-from tapegrad.program.capture import users_line
+from tapegrad.errors import DistributedError, users_line
 
 _SHORT = 112
 """Bytes of an object that go at once with its length."""

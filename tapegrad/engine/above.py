@@ -128,6 +128,11 @@ class Above:
         """Shared constants made so far."""
         return self.below.constants
 
+    @property
+    def operands(self) -> Any:
+        """Copies of the arrays that users have passed as operands."""
+        return self.below.operands
+
     def phantom(self, array: Array, node: Node) -> Array:
         """``array``, the value of ``node``, which a dry run did not compute."""
         return self.below.phantom(array, node)

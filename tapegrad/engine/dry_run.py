@@ -13,7 +13,8 @@ from tapegrad.device import Device, phantom
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array
 from tapegrad.engine import make
-from tapegrad.engine.executor import CONSTANTS, COUNTED, Executor
+from tapegrad.engine.executor import CONSTANTS, COUNTED, OPERANDS, Executor
+from tapegrad.engine.operands import DryOperands
 from tapegrad.engine.work import Work
 from tapegrad.errors import DryRunError
 
@@ -27,6 +28,7 @@ class Dry(Executor):
         self._since = since
         phantom.begin()
         self._constants: MutableMapping[Any, Buffer] = ChainMap({}, CONSTANTS)
+        self._operands = DryOperands(OPERANDS)
 
     @property
     def copies_slivers(self) -> bool:
@@ -76,6 +78,11 @@ class Dry(Executor):
     def constants(self) -> MutableMapping[Any, Buffer]:
         """Constants made in this run; they are dropped with it."""
         return self._constants
+
+    @property
+    def operands(self) -> DryOperands:
+        """Those of this run; they are dropped with it."""
+        return self._operands
 
     def phantom(self, array: Array, node: Node) -> Array:
         """The array itself."""

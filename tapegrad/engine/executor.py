@@ -28,6 +28,7 @@ from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
 from tapegrad.engine.evaluate import SPECIAL, announce, apart, array_of, arrays_of, fill, postponed, same, waiting_below
+from tapegrad.engine.operands import Operands
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ _new = object.__new__
 _array = attrgetter("array")
 _NOT_THERE = {*SPECIAL, type(None)}
 CONSTANTS: dict[Any, Buffer] = {}
+OPERANDS = Operands()
 _LEAST_CREATED = 2**20
 """Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
 
@@ -116,6 +118,11 @@ class Executor:
     def constants(self) -> MutableMapping[Any, Buffer]:
         """Shared constants made so far."""
         return CONSTANTS
+
+    @property
+    def operands(self) -> Operands:
+        """Copies of the arrays that users have passed as operands."""
+        return OPERANDS
 
     def phantom(self, array: Array, node: Node) -> Array:
         """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError."""

@@ -144,8 +144,8 @@ def _every_step(stepper: Stepper, y: Tensor, start: Tensor, end: Tensor) -> tupl
 
 
 def _at_times(stepper: Stepper, y: Tensor, span: Tensor, times: Tensor) -> Tensor:
-    first, last = span.tolist()
-    wanted = times.tolist()
+    first, last = span._read().tolist()
+    wanted = times._read().tolist()
     low, high = min(first, last), max(first, last)
     if times.ndim != 1 or not wanted or sorted(wanted, reverse=last < first) != wanted:
         raise TapegradError(f"solve_ivp: t_eval {times.shape} must be one row of times in the order of t_span")

@@ -51,7 +51,7 @@ class Stepper:
 
     def _norm(self, x: Tensor, y: Tensor) -> float:
         size = abs(x / (self.atol + self.rtol * abs(y)))
-        return math.sqrt(float(mean(size * size).item())) if x.size else 0.0
+        return math.sqrt(float(mean(size * size)._number())) if x.size else 0.0
 
     def _guess(self, y: Tensor, slope: Tensor, t: Tensor, way: float) -> float:
         """A first length: Hairer, Norsett and Wanner, "Solving ordinary differential equations I", section II.4."""
@@ -69,7 +69,7 @@ class Stepper:
         Raises TapegradError if there are more than ``limit``, or if they have to be too short for the dtype.
         """
         way = end - start
-        first, signed = float(start.item()), float(way.item())
+        first, signed = float(start._number()), float(way._number())
         span, done, tries = math.fabs(signed), 0.0, 0
         if not span:  # no step, but the derivative in `end` is the slope
             yield 1.0, y + way * slope, slope

@@ -27,7 +27,7 @@ from tapegrad.ops.casting import by_policy, cast, in_float32_by_policy
 from tapegrad.ops.casting import cast_p as cast_p
 from tapegrad.ops.precision import NAMED
 from tapegrad.ops.shape.blocks import concat_p, reshaped
-from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, is_handle, upload
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, is_handle, operand, upload
 from tapegrad.variable import Variable
 
 Unary = Callable[[TensorLike], Tensor]
@@ -69,7 +69,7 @@ def _converted(op: str, x: TensorLike | Sequence[TensorLike], beside: Tensor | N
         if isinstance(x, (list, tuple)):
             return _sequence(x, beside)
         if beside is not None and not is_handle(x) and cuda_index(x) is None:
-            return upload(x, beside.device)
+            return operand(x, beside.device)
         return convert(x)
     except NotATensorError as e:
         raise NotATensorError(f"{op}: {e}") from None
@@ -226,7 +226,9 @@ def asarray(
         out = stack([asarray(item, dtype=dtype, device=device) for item in x])
         return out if wanted is None else cast(out, wanted)
     where = device_of(x) if device is None else asdevice(device)
-    return upload(x, where, wanted, copy=copy is not False, shared=copy is False)
+    if copy is None:
+        return operand(x, where, wanted, alone=True)
+    return upload(x, where, wanted, copy=copy, shared=not copy)
 
 
 def precise(op: str, x: TensorLike, beside: Tensor | None = None) -> Tensor:

@@ -6,7 +6,6 @@ a work reads and writes is known by its address: phantoms have addresses of thei
 
 from __future__ import annotations
 
-import sys
 import traceback
 import weakref
 from bisect import bisect_right
@@ -33,7 +32,7 @@ from tapegrad.engine.dry_run import Dry
 from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
 from tapegrad.engine.work import Work, into
-from tapegrad.errors import DryRunError
+from tapegrad.errors import DryRunError, users_line
 from tapegrad.memory.ledger.costs import moved_by
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import BACKWARD, FORWARD, HERE, OPTIMIZER
@@ -366,14 +365,6 @@ def _told(line: Any) -> str:
 
 def _is_ours(frame: Any) -> bool:
     return frame.f_globals.get("__name__", "").partition(".")[0] == PACKAGE
-
-
-def users_line() -> tuple[str, int] | None:
-    """The file and line of the innermost code that is not this package's."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and _is_ours(frame):
-        frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def capture(

@@ -51,7 +51,7 @@ class System:
         total = asarray(self.reduce(parts))
         if total.shape != parts.shape:
             raise ShapeError(f"{self.name}: reduce made {total.shape} of {parts.shape}; it must sum over ranks alone")
-        numbers: list[Any] = total.numpy().tolist()
+        numbers: list[Any] = total._read().tolist()
         return numbers
 
 

@@ -417,8 +417,49 @@ def test_forward_mode_uses_the_rule_where_it_is_linear() -> None:
     both = tg.custom_gradient(lambda x, y: (x - y, lambda ct: (ct, ct)))  # one tensor is the gradient of two arguments
     same(tg.jvp(both, (x, y), (t, 2.0 * t))[1], [3.0, 30.0])
     clip = tg.custom_gradient(lambda x: (x * 1.0, lambda ct: tg.clip(ct, -1.0, 1.0)))
-    with pytest.raises(errors.NoGradientError, match="not linear"):
-        tg.jvp(clip, (x,), (t * 100.0,))
+    square = tg.custom_gradient(lambda x: (x * 1.0, lambda ct: ct * abs(ct)))  # of slope 0 at zero
+    for f, tangent in ((clip, t), (clip, t * 0.01), (square, t)):
+        with pytest.raises(errors.NoGradientError, match="not linear"):
+            tg.jvp(f, (x,), (tangent,))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda ct, m: m.clip(ct, -1.0, 1.0),
+        lambda ct, m: ct / (1.0 + m.sqrt(m.sum(ct * ct))),
+        lambda ct, m: m.tanh(ct),
+        lambda ct, m: ct * m.abs(ct),
+        lambda ct, m: 2.0 * ct,
+    ],
+    ids=["clip", "norm", "tanh", "square", "linear"],
+)
+def test_second_derivatives_through_any_rule_are_those_of_double_backward(rule: Any, scale: float) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x, v, w = rng.normal(size=4), rng.normal(size=4) * scale, rng.normal(size=4) * 2.0
+
+    class Theirs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return torch.sin(x)
+
+        @staticmethod
+        def backward(ctx: Any, ct: Any) -> Any:
+            return rule(ct, torch) * ctx.saved_tensors[0]
+
+    ours = tg.custom_gradient(lambda x: (tg.sin(x), lambda ct: rule(ct, tg) * x))
+    at = torch.tensor(x, requires_grad=True)
+    loss = (torch.tensor(w) * Theirs.apply(at) ** 3 + at**2).sum()
+    (gradient,) = torch.autograd.grad(loss, at, create_graph=True)
+    back = lambda u: torch.autograd.grad(gradient, at, torch.tensor(u), retain_graph=True)[0].numpy()
+    f = lambda x: tg.sum(w * ours(x) ** 3 + x**2)
+    same(tg.hvp(f, x, v), back(v), rtol=1e-12)
+    same(tg.hvp(lambda x: (f(x["a"]), 7.0), {"a": x}, {"a": v}, has_aux=True), ({"a": back(v)}, 7.0), rtol=1e-12)
+    same(tg.hvp(lambda a, b: f(a) + b * b, (x, 3.0), (v, None)), (back(v), 0.0), rtol=1e-12)
+    same(tg.hessian(f)(x), np.stack([back(row) for row in np.eye(4)]), rtol=1e-12)
 
 
 # Memory

@@ -292,7 +292,7 @@ OPS: list[Op] = [
     Op("dropout", "tg.nn.functional.dropout({0}, 0.4)", "t", ("draw", "global"), weight=0.6),
     Op("host draw", "{0} * float(np.random.uniform(0.5, 1.5))", "t", ("draw", "global", "host"), weight=0.3),
     Op("complex", "tg.real(tg.exp({0} * 1j) * ({1} + 0.5j))", "ts", ("complex",), weight=0.4),
-    Op("control flow", "{0} * (1.5 if float(tg.sum({0}).item()) > 0.1 else 0.5)", "t", ("look",), weight=0.4),
+    Op("control flow", "{0} * (1.5 if tg.sum({0}) > 0.1 else 0.5)", "t", ("look",), weight=0.4),
     Op("watch", "tape.watch({0})", "t", ("tape",), results=0, weight=0.5),
 ]
 

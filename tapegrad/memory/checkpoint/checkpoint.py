@@ -82,7 +82,7 @@ class Setting:
         """What the first run, ``f(watch, seen)``, returns, and the two.  Tapes in ``outer`` do not record."""
         self.draws.begin()
         watch = Lookout(outer)
-        self.start = watch.start
+        self.start, self.strict = watch.start, watch.strict
         with lookout() as seen:
             self.began = next_index()
             results = during(f, watch, seen, recorders=(*pushers, watch))
@@ -308,7 +308,7 @@ class Checkpoint:
 
     def trace(self) -> RerunTrace:
         """The tape of a rerun."""
-        return RerunTrace(self._nodes, self._places, self.setting.start)
+        return RerunTrace(self._nodes, self._places, self.setting.start, self.setting.strict)
 
     def pull(
         self,

@@ -295,7 +295,7 @@ class LoopCall(CheckpointedCall):
     def _tape(self, walk: Walk, step: int) -> None:
         """Run a step and keep its record."""
         places, nodes = self.sources(walk.here.state, step)
-        trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start)
+        trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start, self.setting.strict)
         look = Lookout(())
 
         def run() -> tuple[Any, list[object]]:

@@ -58,6 +58,8 @@ class Lookout:
         """How many the run has applied."""
         self._sweep_at = 1024
         self.start: int = next_index()
+        self.strict = any(getattr(r, "strict", False) for r in hides)
+        """Whether a value that it follows must not become a number (see ``tensor.refuse_detaching``)."""
         self.used: dict[int, Buffer] = {}
         self.captured: dict[int, Buffer] = {}
         self.contents: dict[int, list[Buffer]] = {}
@@ -147,7 +149,7 @@ class Tracker:
     """
 
     def __init__(self, watch: Lookout) -> None:
-        self._watch = watch
+        self._watch, self.strict = watch, watch.strict
         self.tracked: set[int] = set()
         self._made: weakref.WeakSet[Buffer] = weakref.WeakSet()
         self._strays: weakref.WeakValueDictionary[int, Buffer] = weakref.WeakValueDictionary()
@@ -211,7 +213,7 @@ class Tracker:
 class StepTrace(Trace):
     """The tape of one step of a first run, which shares a tracker's ``tracked``; its sources are told later."""
 
-    strict = False  # the tape that asked for the run is
+    strict = False  # the tracker is, if the tape that asked for the run is
 
     def __init__(self, tracked: set[int]) -> None:
         super().__init__(())
@@ -230,12 +232,12 @@ class RerunTrace(Trace):
     """The tape of a rerun.  What it reads of a variable assigned inside stands for what the first run read there.
 
     ``places``: positions among the sources by (variable's number, how many such contents were read before).
+    ``strict``: whether a tape that the first run was hidden from is.
     """
 
-    strict = False  # the tape that asked for the run is
-
-    def __init__(self, nodes: Sequence[Node], places: dict[tuple[int, int], int], start: int) -> None:
+    def __init__(self, nodes: Sequence[Node], places: dict[tuple[int, int], int], start: int, strict: bool) -> None:
         super().__init__(nodes)
+        self.strict = strict
         self._places, self._start = places, start
         self._read: dict[int, list[int]] = {}
 

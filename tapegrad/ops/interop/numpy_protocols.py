@@ -16,7 +16,7 @@ from tapegrad.ops.create import creation
 from tapegrad.ops.dispatch import tensor
 from tapegrad.ops.interop import info
 from tapegrad.ops.shape import shape
-from tapegrad.tensor import Tensor, TensorLike
+from tapegrad.tensor import Tensor, TensorLike, convert, is_handle
 
 _REDUCED = {
     "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "logical_and": "all", "logical_or": "any",
@@ -110,7 +110,7 @@ _ANSWERS = {
 
 
 def _value(x: Any) -> Any:
-    return x.numpy() if hasattr(x, "ref") else x
+    return convert(x)._read() if is_handle(x) else x
 
 
 def array_function(self: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

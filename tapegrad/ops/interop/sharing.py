@@ -8,7 +8,7 @@ from typing import Any
 from tapegrad.device import Device, asdevice, dlpack
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.create.transfer import to_device
-from tapegrad.tensor import Tensor, TensorLike, upload
+from tapegrad.tensor import Tensor, TensorLike, refuse_detaching, upload
 from tapegrad.variable import Variable
 
 __all__ = ["from_dlpack"]
@@ -49,9 +49,11 @@ def _dlpack(
     """A DLPack capsule: on the CPU of a copy, with ``copy=False`` of the memory itself, marked read-only.
 
     On CUDA the memory is shared, and ``copy=True`` asks for a copy: the consumer must not write to shared memory.
-    ``dl_device`` may ask for the CPU.  Raises BufferError where that cannot be had.
+    ``dl_device`` may ask for the CPU.  Raises BufferError where that cannot be had, and DetachedError as
+    ``Tensor.numpy`` does.
     """
     value = _value(self)
+    refuse_detaching(value._buffer, "DLPack", "")
     return dlpack.capsule(value._array, value._buffer, self.device, stream, max_version, dl_device, copy)
 
 
@@ -63,13 +65,19 @@ def _dlpack_device(self: Tensor | Variable) -> tuple[int, int]:
 def _cuda_array_interface(self: Tensor) -> dict[str, object]:
     """Numba's protocol, on CUDA only."""
     with _on_gpu(self, "__cuda_array_interface__").active():
+        refuse_detaching(self._buffer, "__cuda_array_interface__", "")
         return self._array.__cuda_array_interface__
 
 
 def _cupy_get_ndarray(self: Tensor) -> Callable[[], Any]:
     """CuPy's protocol, on CUDA only: CuPy's functions and kernels take the tensor's array."""
     _on_gpu(self, "__cupy_get_ndarray__")
-    return self._lent
+
+    def lent() -> Any:
+        refuse_detaching(self._buffer, "CuPy", "")
+        return self._lent()
+
+    return lent
 
 
 def _on_gpu(x: Tensor, attribute: str) -> Device:

@@ -96,7 +96,7 @@ def histogram_bin_edges(
             raise ShapeError(f"histogram: edges of shape {edges.shape}; need a vector")
         unrecorded(_check_rising, "histogram", edges)
         return own(edges, bins)
-    data = CPU.xp.asarray(unrecorded(x.numpy) if isinstance(bins, str) else unrecorded(_ends, x, range))
+    data = CPU.xp.asarray(x._read() if isinstance(bins, str) else unrecorded(_ends, x, range))
     try:
         edges = CPU.xp.histogram_bin_edges(data, bins if isinstance(bins, str) else int(bins), range)
     except (TypeError, ValueError) as e:
@@ -108,7 +108,7 @@ def _ends(x: Tensor, range: Range | None) -> Array:
     """Numbers with the same smallest and largest element as ``x``."""
     if range is not None or not x.size:
         return CPU.xp.zeros(0, x.dtype)
-    return stack([reductions.min(x), reductions.max(x)]).numpy()
+    return stack([reductions.min(x), reductions.max(x)])._read()
 
 
 def _bins_of(x: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
