@@ -60,6 +60,14 @@ def old_objects() -> None:
     LEDGER.forget(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def threshold() -> None:
+    """Arrays of 128 KiB are lazy in tests, so that regions are tested on arrays that are quick to compute."""
+    from tapegrad.engine import region
+
+    region.set_small(16384)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_threads() -> Iterator[None]:
     """No module leaves threads that have used tensors: later tests ask whether they are alone."""

@@ -285,11 +285,12 @@ def layouts(prim: Primitive, dtype: str) -> Iterator[list[np.ndarray]]:
 
 def at_once(prim: Primitive, arrays: list[np.ndarray]) -> np.ndarray:
     """Op by op, without tiles."""
+    before = region.SMALL
     region.set_small(2**62)
     try:
         return call(prim, [from_array(x) for x in arrays], {})._array
     finally:
-        region.set_small(16384)
+        region.set_small(before)
 
 
 ELEMENTWISE = [

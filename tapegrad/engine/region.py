@@ -2,9 +2,10 @@
 
 A region is the run of pending elementwise nodes of one shape that one kernel evaluates.  The rule, with its reasons:
 
-1. *Small arrays run at once*: below ``SMALL`` float64 elements (twice as many of 4 bytes or fewer), planning a kernel
-   costs more than the traffic it saves.  That is 128 KiB, from where on fresh memory costs page faults, too.  Measured
-   with ``bench/overhead.py --threshold``.  On a GPU nothing runs at once: a launch costs as much as planning.
+1. *Small arrays run at once*: below ``SMALL`` float64 elements (twice as many of 4 bytes or fewer), that is 1 MiB.
+   Such values stay in a core's cache, so storing them costs less time than planning a kernel and computing an interior
+   once more in the gradient.  Measured with ``bench/sizes.py`` and ``bench/overhead.py --threshold``.  On a GPU nothing
+   runs at once: a launch costs as much as planning.
 2. *A value read by broadcasting is stored*: it is smaller than what reads it, and recomputing it would repeat the work
    for every row.
 3. *A region stays below* ``MAX_NODES`` *nodes and* ``MAX_LEAVES`` *arrays*; a longer chain is cut and keeps one array a
@@ -42,7 +43,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import REGISTRY, Elementwise, Reduction
 from tapegrad.device.types import Array
 
-SMALL = 16384
+SMALL = 131072
 MAX_NODES = 96
 MAX_LEAVES = 16
 MAX_EXCLUSIVE = 3

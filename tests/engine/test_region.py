@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.device import threads
 from tapegrad.engine import region
 from tapegrad.engine.evaluate import fill
 from tapegrad.tensor import from_array, materialize
@@ -280,3 +281,42 @@ def test_branches_of_a_chain_are_counted_with_it(rng):
         assert h._buffer.span[:2] == counts
     met = region.collect([h._buffer])
     assert (len(met.order), len(met.leaves) - 1) == (10, 8)  # a leaf more: the number 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [100, 16383, 65537, 140001, 300007])
+def test_bits_depend_neither_on_the_threshold_nor_on_threads(size, dtype, rng):
+    """Values and gradients of whole, broadcast and reversed operands."""
+    count, before = threads.get_num_threads(), region.SMALL
+    a, b = (rng.uniform(0.5, 1.5, (2, size)).astype(dtype) for _ in range(2))
+    results = set()
+    try:
+        for small, workers in itertools.product((1, 16384, 131072, 2**62), (1, 2)):
+            region.set_small(small), threads.set_num_threads(workers)
+            x, y = tg.asarray(a), tg.asarray(b)
+            with tg.GradientTape() as tape:
+                tape.watch([x, y])
+                z = (x * y[:, ::-1] + x[0]) * y / (x + 2.0) - tg.sqrt(x)
+            results.add(tuple(t.numpy().tobytes() for t in (z, *tape.gradient(z, [x, y]))))
+    finally:
+        region.set_small(before), threads.set_num_threads(count)
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("small", [16384, 131072])
+def test_what_is_lazy_gets_no_memory_inside(small):
+    """A chain on an array of the threshold's size takes the bytes of its result; on a smaller one, of each value."""
+    before = region.SMALL
+    try:
+        region.set_small(small)
+        peaks = []
+        for size in (small, small - 1):
+            x = tg.ones(size, dtype="float64")
+            with tg.measure() as m:
+                y = x
+                values = [y := y * 1.5 for _ in range(4)]
+                values[-1].numpy()
+            peaks.append((m.peak_bytes - x.nbytes) / x.nbytes)
+    finally:
+        region.set_small(before)
+    assert peaks[0] < 1.5 and peaks[1] > 3.5

@@ -30,7 +30,7 @@ class Reduction:
     dtype: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """Steps ``(function of the namespace, operand numbers, result number)`` for one tile."""
 

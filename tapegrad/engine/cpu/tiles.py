@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape
 from tapegrad.device import Device, phantom, threads
@@ -96,6 +97,11 @@ def _scalar(x: Any) -> Any:
     return x[(slice(0, 1),) * x.ndim].reshape(()) if x.ndim else x
 
 
+def _with_axes(x: Any, shape: Shape, kind: str) -> Any:
+    """A leaf with as many axes as the loop over ``shape``."""
+    return x.reshape(shape) if kind == FULL else x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
+
+
 class Tiling(Work):
     """One evaluation of ``program`` over ``shape``: what it writes and takes for itself, and how it runs.
 
@@ -114,22 +120,14 @@ class Tiling(Work):
         device: Device,
     ) -> None:
         self._program, self.shape, self._layouts, self._axes = program, shape, layouts, axes
-        self.device, self.names, self.reads = device, program.names, leaves
-        self._cut = cut = tiles(program, shape, layouts, axes)
-        if cut.shape != shape:
-            leaves = [x.reshape(cut.shape) if kind == FULL else x for x, kind in zip(leaves, layouts, strict=True)]
-        ndim = len(cut.shape)
+        self.device, self.names, self.reads, self.writes = device, program.names, leaves, writes
+        frame = _frame(program, shape, STRIDED in layouts, tuple(writes), axes, _tile[0], threads.get_num_threads())
+        self._cut, self._workers, self._partials, self.temporaries, self.scratch_bytes = frame
+        looped = frame.cut.shape
         self._leaves = [
-            _scalar(x) if kind == SCALAR else x.reshape((1,) * (ndim - x.ndim) + x.shape)
+            x if x.shape == looped else _scalar(x) if kind == SCALAR else _with_axes(x, looped, kind)
             for x, kind in zip(leaves, layouts, strict=True)
         ]
-        self.writes = writes
-        self._workers = min(threads.get_num_threads(), cut.tasks) if _is_long(program, shape) else 1
-        self._partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
-        inner = cut.shape[cut.axis + 1 :]
-        scratch = [((cut.chunk, *inner), dtype) for dtype in program.scratch]
-        self.temporaries = [part for part in self._partials if part is not None] + self._workers * scratch
-        self.scratch_bytes = self._workers * cut.chunk * prod(inner) * sum(dtype.itemsize for dtype in program.scratch)
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
@@ -156,7 +154,9 @@ class Tiling(Work):
     def _workers_on(self, outputs: list[Array], temporaries: list[Array]) -> tuple[list[Tasks], list[Array]]:
         """Tasks with scratch of each worker's own, and the parts of reductions."""
         program, cut, xp = self._program, self._cut, self.device.xp
-        whole = [x.reshape(cut.shape) for x in outputs] if not program.reductions else outputs
+        whole = outputs
+        if cut.shape != self.shape and not program.reductions:
+            whole = [x.reshape(cut.shape) for x in outputs]
         rest = iter(temporaries)
         partials = [
             outputs[r.output] if part is None else next(rest)
@@ -173,15 +173,41 @@ class Tiling(Work):
         return _text_of(self._program, self.shape, self._layouts, self._axes)
 
 
-def tiles(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> Grid:
-    """The tiles of a program's loop; in one dimension where every array lies as the loop does."""
+class _Frame(NamedTuple):
+    """The tiles of a loop, the workers, the parts of reductions (None: the output), temporaries and scratch bytes."""
+
+    cut: Grid
+    workers: int
+    partials: list[tuple[Shape, DType] | None]
+    temporaries: list[tuple[Shape, DType]]
+    scratch_bytes: int
+
+
+@lru_cache(4096)
+def _frame(
+    program: Program, shape: Shape, strided: bool, writes: tuple[tuple[Shape, DType], ...], axes: tuple[int, ...],
+    tile: int, count: int,
+) -> _Frame:  # fmt: skip
+    """Return the frame of a loop over ``shape``, in tiles of ``tile`` elements, on at most ``count`` threads."""
+    cut = tiles(program, shape, strided, axes, tile)
+    workers = min(count, cut.tasks) if _is_long(program, shape) else 1
+    partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
+    inner = cut.shape[cut.axis + 1 :]
+    scratch = [((cut.chunk, *inner), dtype) for dtype in program.scratch]
+    temporaries = [part for part in partials if part is not None] + workers * scratch
+    scratch_bytes = workers * cut.chunk * prod(inner) * sum(dtype.itemsize for dtype in program.scratch)
+    return _Frame(cut, workers, partials, temporaries, scratch_bytes)
+
+
+def tiles(program: Program, shape: Shape, strided: bool, axes: tuple[int, ...], tile: int) -> Grid:
+    """Return the tiles of a program's loop, in one dimension unless some leaf is ``strided``."""
     if program.reductions:
         return grid(shape, REDUCTION_TILE, axes)
-    return grid(shape if STRIDED in layouts else (prod(shape),), _tile[0], axes)
+    return grid(shape if strided else (prod(shape),), tile, axes)
 
 
 def _text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> str:
-    cut = tiles(program, shape, layouts, axes)
+    cut = tiles(program, shape, STRIDED in layouts, axes, _tile[0])
     inner, turns = cut.chunk * prod(cut.shape[cut.axis + 1 :]), prod(cut.shape[a] for a in cut.reduced)
     lines = [
         f"{cut.tasks * turns} tiles of at most {inner} elements, {len(program.scratch)} rows of scratch; "
@@ -232,6 +258,8 @@ def _worker(
     xp: Namespace,
 ) -> Tasks:
     """The calls of each task, with scratch of its own."""
+    if cut.axis == 0 and not program.reductions:
+        return _rows_worker(program.steps, cut, leaves, outputs, scratch)
     axis = cut.axis
     kept_sizes = [cut.shape[a] for a in cut.kept]
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
@@ -272,6 +300,25 @@ def _worker(
                     yield ufunc.reduce, (value, tile_axes, r.dtype, part, True)
                 else:
                     yield into(ufunc, (part, ufunc.reduce(value, tile_axes, r.dtype, None, True)), part)
+
+    return task
+
+
+def _rows_worker(
+    steps: tuple[Any, ...], cut: Grid, leaves: list[Array], outputs: list[Array], scratch: list[Array]
+) -> Tasks:
+    """The calls of each task of a loop that is cut along its first axis alone, without reductions."""
+    length, arrays = cut.shape[0], [*leaves, *outputs]
+
+    def task(number: int) -> Iterator[Call]:
+        values = [*arrays, *scratch]
+        if cut.chunks > 1:
+            start = number * cut.chunk
+            rows = slice(start, min(start + cut.chunk, length))
+            values = [x[rows] if x.ndim and x.shape[0] == length else x for x in arrays]
+            values += scratch if rows.stop - start == cut.chunk else [x[: rows.stop - start] for x in scratch]
+        for f, operands, result in steps:
+            yield into(f, [values[i] for i in operands], values[result])
 
     return task
 

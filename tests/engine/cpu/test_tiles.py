@@ -23,11 +23,11 @@ SHAPES = [(16384,), (100003,), (129, 131), (3, 7, 1000), (2, 100000), (100000, 2
 
 @pytest.fixture(autouse=True)
 def settings():
-    count = threads.get_num_threads()
+    count, small = threads.get_num_threads(), region.SMALL
     yield
     threads.set_num_threads(count)
     tiles.set_tile_size(tiles.TILE)
-    region.set_small(16384)
+    region.set_small(small)
 
 
 def every_way(make):
@@ -43,11 +43,12 @@ def every_way(make):
 
 def unfused(make):
     """``make()`` with every operation run at once."""
+    before = region.SMALL
     region.set_small(2**62)
     try:
         return make().numpy()
     finally:
-        region.set_small(16384)
+        region.set_small(before)
 
 
 def test_tiles_that_are_numbered_by_several_axes(rng):
