@@ -24,7 +24,7 @@ def _check(op: str, n: int) -> None:
         raise ShapeError(f"{op}: n={n}; a transform has one point at least")
 
 
-def fftfreq(n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """The frequencies of the ``n`` points of a transform of samples ``d`` apart; float32 unless said otherwise.
 
     Raises ShapeError for ``n < 1``.
@@ -34,9 +34,7 @@ def fftfreq(n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device
     return _scaled("fftfreq", concat([ahead, arange(-(n // 2), 0, device=device)]), n, d, dtype)
 
 
-def rfftfreq(
-    n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
-) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """The frequencies of the ``n // 2 + 1`` points of a transform of ``n`` real samples ``d`` apart.
 
     float32 unless said otherwise.  Raises ShapeError for ``n < 1``.
@@ -52,11 +50,11 @@ def _rolled(op: str, x: TensorLike, axes: int | Sequence[int] | None, sign: int)
     return roll(x, [sign * (x.shape[a] // 2) for a in along], axis=along) if along else identity_of(x)
 
 
-def fftshift(x: TensorLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
+def fftshift(x: TensorLike, axes: int | Sequence[int] | None = None) -> Tensor:
     """Frequency 0 moved to the middle along ``axes`` (None: all).  Raises AxisError."""
     return _rolled("fftshift", x, axes, 1)
 
 
-def ifftshift(x: TensorLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
+def ifftshift(x: TensorLike, axes: int | Sequence[int] | None = None) -> Tensor:
     """The inverse of :func:`fftshift`.  Raises AxisError."""
     return _rolled("ifftshift", x, axes, -1)

@@ -63,34 +63,34 @@ def _from_half(op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | No
     return transform("irfft", op, x, last, end, norm)
 
 
-def fftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def fftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The Fourier transform along ``axes`` (None: all, or as many of the last as ``s`` has lengths).
 
     s: the number of points along each (None or -1: as many as there are); norm as of :func:`fft`.  Raises ShapeError,
     AxisError.
     """
-    return _complex("fft", "fftn", x, s, axes, norm)
+    return _complex("fft", "fftn", a, s, axes, norm)
 
 
-def ifftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def ifftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`fftn`.  Raises ShapeError, AxisError."""
-    return _complex("ifft", "ifftn", x, s, axes, norm)
+    return _complex("ifft", "ifftn", a, s, axes, norm)
 
 
-def rfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def rfftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The Fourier transform of real numbers along ``axes``, of which the last is halved, as by :func:`rfft`.
 
     Raises ShapeError, DTypeError, AxisError.
     """
-    return _to_half("rfftn", x, s, axes, norm)
+    return _to_half("rfftn", a, s, axes, norm)
 
 
-def irfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def irfftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`rfftn`.  Raises ShapeError, AxisError."""
-    return _from_half("irfftn", x, s, axes, norm)
+    return _from_half("irfftn", a, s, axes, norm)
 
 
-def hfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def hfftn(x: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The real Fourier transform of what is Hermitian along ``axes``, the last given by its half (SciPy's ``hfftn``).
 
     Raises ShapeError, AxisError.
@@ -98,7 +98,7 @@ def hfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str |
     return _from_half("hfftn", conj(operand("hfftn", x)), s, axes, swapped("hfftn", norm))
 
 
-def ihfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def ihfftn(x: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`hfftn`.  Raises ShapeError, DTypeError, AxisError."""
     return conj(_to_half("ihfftn", x, s, axes, swapped("ihfftn", norm)))
 
@@ -106,8 +106,8 @@ def ihfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str 
 def _flat(name: str, several: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``several`` with the last two axes for a default."""
 
-    def op(x: TensorLike, /, s: Lengths = None, axes: Lengths = (-2, -1), norm: str | None = None) -> Tensor:
-        return several(x, s, axes, norm)
+    def op(a: TensorLike, s: Lengths = None, axes: Lengths = (-2, -1), norm: str | None = None) -> Tensor:
+        return several(a, s, axes, norm)
 
     op.__name__ = op.__qualname__ = name
     op.__doc__ = f":func:`{several.__name__}` along two axes.  Raises ShapeError, AxisError."

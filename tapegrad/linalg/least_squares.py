@@ -80,7 +80,7 @@ def max_side(x: Tensor) -> int:
 
 
 def pinv(
-    x: TensorLike, /, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
+    a: TensorLike, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
 ) -> Tensor:
     """The pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
 
@@ -88,12 +88,12 @@ def pinv(
     or one for each matrix; None: the rounding error of the dtype times the larger dimension, as the array API standard
     says (NumPy: 1e-15).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
     """
-    x = matrix("pinv", x)
-    x = whole(x) if hermitian else x
+    a = matrix("pinv", a)
+    a = whole(a) if hermitian else a
     rtol = rcond if rtol is None else rtol
-    if rtol is not None and getattr(rtol, "size", 1) != 1 and x.ndim > 2:
-        return _pinv_of_each(x, rtol)
-    return barrier(pinv_p, x, rtol=_cutoff("pinv", x, rtol))
+    if rtol is not None and getattr(rtol, "size", 1) != 1 and a.ndim > 2:
+        return _pinv_of_each(a, rtol)
+    return barrier(pinv_p, a, rtol=_cutoff("pinv", a, rtol))
 
 
 def _pinv_of_each(x: Tensor, rtol: TensorLike) -> Tensor:
@@ -107,17 +107,17 @@ def _pinv_of_each(x: Tensor, rtol: TensorLike) -> Tensor:
 
 
 def matrix_rank(
-    x: TensorLike, /, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
+    A: TensorLike, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None
 ) -> Tensor:
     """How many singular values of each matrix exceed ``tol``, or ``rtol`` times the largest (no derivative).
 
     rtol None: the rounding error of the dtype times the larger dimension.  A vector has rank 1 unless it is 0 (NumPy's
     ``linalg.matrix_rank``).  Raises LinAlgError.
     """
-    x = tensor("matrix_rank", x)
-    if x.ndim < 2:
-        return cast(any_of(not_equal(x, 0)), dtypes.int64)
-    return unrecorded(_matrix_rank, matrix("matrix_rank", x), rtol, tol)
+    A = tensor("matrix_rank", A)
+    if A.ndim < 2:
+        return cast(any_of(not_equal(A, 0)), dtypes.int64)
+    return unrecorded(_matrix_rank, matrix("matrix_rank", A), rtol, tol)
 
 
 def _matrix_rank(x: Tensor, rtol: TensorLike | None, tol: TensorLike | None) -> Tensor:

@@ -41,7 +41,7 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
         raise DTypeError(f"result_type: {e}") from None
 
 
-def can_cast(from_: object, to: Any, /, casting: str = "safe") -> bool:
+def can_cast(from_: object, to: Any, casting: str = "safe") -> bool:
     """Whether the dtype ``from_`` (or that of an array) can be cast to ``to`` by the rule ``casting``.
 
     casting: NumPy's ``no``, ``equiv``, ``safe`` (no value is lost), ``same_kind``, ``unsafe``.  Raises DTypeError.
@@ -95,14 +95,14 @@ class IntegerInfo:
     dtype: DType
 
 
-def finfo(type: object, /) -> FloatInfo:
+def finfo(dtype: object) -> FloatInfo:
     """Limits of a float dtype, or of the parts of a complex one; an array stands for its dtype.  The numbers are Python
     floats, so a float32 stays a float32 beside them.  Raises DTypeError.
     """
-    dtype = dtypes.real_of(_dtype_of(type))
-    if dtype.kind != "f" and not dtypes.is_extended(dtype):
-        raise DTypeError(f"finfo: {dtype} is no float dtype; iinfo has the limits of integers")
-    limits = dtypes.finfo(dtype)
+    real = dtypes.real_of(_dtype_of(dtype))
+    if real.kind != "f" and not dtypes.is_extended(real):
+        raise DTypeError(f"finfo: {real} is no float dtype; iinfo has the limits of integers")
+    limits = dtypes.finfo(real)
     return FloatInfo(
         bits=int(limits.bits),
         eps=float(limits.eps),
@@ -110,13 +110,13 @@ def finfo(type: object, /) -> FloatInfo:
         min=float(limits.min),
         smallest_normal=float(limits.smallest_normal),
         smallest_subnormal=float(limits.smallest_subnormal),
-        dtype=dtype,
+        dtype=real,
     )
 
 
-def iinfo(type: object, /) -> IntegerInfo:
+def iinfo(int_type: object) -> IntegerInfo:
     """Limits of an integer dtype; an array stands for its dtype.  Raises DTypeError."""
-    dtype = _dtype_of(type)
+    dtype = _dtype_of(int_type)
     if dtype.kind not in "iu":
         raise DTypeError(f"iinfo: {dtype} is no integer dtype; finfo has the limits of floats")
     limits = dtypes.iinfo(dtype)
