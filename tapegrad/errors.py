@@ -201,7 +201,7 @@ class LateTargetWarning(UserWarning):
 
 
 class IntegerWatchWarning(UserWarning):
-    """An integer tensor was watched: its gradient is None."""
+    """An integer tensor is watched, or its gradient asked for: that is None."""
 
 
 class ReplicatedTargetWarning(UserWarning):

@@ -21,7 +21,15 @@ from tapegrad.core.state import thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, phantom
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, fill
-from tapegrad.errors import DetachedError, DeviceError, DTypeError, ImmutableError, ShapeError, UnsizedError
+from tapegrad.errors import (
+    DetachedError,
+    DeviceError,
+    DTypeError,
+    ImmutableError,
+    NotATensorError,
+    ShapeError,
+    UnsizedError,
+)  # fmt: skip
 from tapegrad.spellings import TENSORS, missing
 
 if TYPE_CHECKING:
@@ -52,6 +60,8 @@ class Tensor:
     """Set in ``v[index]`` alone: the variable and the index."""
 
     def __init__(self, buffer: Buffer) -> None:
+        if not isinstance(buffer, Buffer):
+            raise NotATensorError(f"Tensor: values become tensors by tg.asarray(x), got {type(buffer).__name__}")
         self._buffer = buffer
 
     @property

@@ -33,6 +33,7 @@ from tapegrad.errors import (
     ShapeError,
     TapeError,
     TapeStateError,
+    warn,
 )
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.index.slices import IndexedSlices
@@ -168,13 +169,14 @@ class GradientTape(Recording):
         ``target``, ``sources``: tensors and variables, nested at will; the result has the structure of ``sources``.
         ``output_gradients``: weights in the structure of ``target``, or listed, of their targets' shapes and dtypes
         (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  A source that no target depends
-        on gets None, or zeros with ``unconnected_gradients="zero"``; one of which rows alone were read, with
-        ``sparse=True`` (see ``tg.take``), an ``IndexedSlices``.  Raises TapeError (RuntimeError) on a used tape,
+        on, or that was not watched, gets None, or zeros with ``unconnected_gradients="zero"``, an integer one also an
+        IntegerWatchWarning; one of which rows alone were read, with ``sparse=True`` (see ``tg.take``), an
+        ``IndexedSlices``.  Raises TapeError (RuntimeError) on a used tape,
         GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
         """
         zero = wants_zeros(unconnected_gradients)
         targets = handles("target", target)
-        sought = handles("source", sources)
+        sought = self._sources(sources)
         weights = weights_of(target, targets, output_gradients)
         self._warn_of_late(targets)
         records, consume = self._take()
@@ -199,7 +201,7 @@ class GradientTape(Recording):
         """
         zero = wants_zeros(unconnected_gradients)
         (node,) = self._nodes_of("target", target)
-        sought = handles("source", sources)
+        sought = self._sources(sources)
         records, consume = self._take()
         size, shape = node.aval.size, node.aval.shape
         parts: list[dict[int, Tensor]] = []
@@ -230,6 +232,19 @@ class GradientTape(Recording):
         seed, columns = rows.batch_basis(node.aval)
         grads = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
         return rows.batch_result(self._sums(grads, [source])[0], node.aval, inner.aval, columns)
+
+    def _sources(self, sources: object) -> list[Tensor | Variable]:
+        """The leaves of ``sources``, with a warning for integers, which have no gradient."""
+        leaves = handles("source", sources)
+        for x in leaves:
+            if not (x._aval if isinstance(x, Variable) else x._buffer.node.aval).smooth:
+                name = f'variable "{x.name}"' if isinstance(x, Variable) else "a source"
+                warn(
+                    f"gradient: {name} is {x.dtype} and has no gradient (None); cast it to a float before the tape "
+                    "uses it, or leave it out",
+                    IntegerWatchWarning,
+                )
+        return leaves
 
     def _take(self) -> tuple[list[Record], bool]:
         """The records to walk, and whether the walk may drop them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
@@ -15,7 +17,7 @@ __all__ = [
     "fft2", "fftn", "hfft2", "hfftn", "ifft2", "ifftn", "ihfft2", "ihfftn", "irfft2", "irfftn", "rfft2", "rfftn",
 ]  # fmt: skip
 
-Lengths = Sequence[int] | None
+Lengths = int | Sequence[int] | None
 
 
 def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str = "") -> list[tuple[int, int]]:
@@ -23,6 +25,7 @@ def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str =
 
     half: "made" or "given" if the result or the operand is half a spectrum along the last axis; then there must be one.
     """
+    s, axes = _listed(op, "s", s), _listed(op, "axes", axes)
     if axes is None:
         axes = range(x.ndim) if s is None else range(-len(s), 0)
     along = [normalize_axis(op, a, x.ndim) for a in axes]
@@ -36,6 +39,16 @@ def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str =
     elif half == "given":
         lengths[-1] = 2 * (lengths[-1] - 1)
     return list(zip(lengths, along, strict=True))
+
+
+def _listed(op: str, name: str, numbers: Any) -> Sequence[int] | None:
+    """One number or several as a sequence.  Raises ShapeError naming ``op`` and the argument for anything else."""
+    if numbers is None or isinstance(numbers, (list, tuple, range)):
+        return numbers
+    try:
+        return (operator.index(numbers),)
+    except TypeError:
+        raise ShapeError(f"{op}: {name} is one integer or a sequence of them, got {numbers!r:.60}") from None
 
 
 def _complex(name: str, op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:

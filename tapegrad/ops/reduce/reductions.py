@@ -26,6 +26,7 @@ from tapegrad.ops.elementwise.arithmetic import (
     subtract,
 )
 from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
+from tapegrad.ops.elementwise.complex import real
 from tapegrad.ops.elementwise.exponential import exp, log
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce._masks import mask_of, masked, start_of, worst
@@ -350,7 +351,7 @@ def logsumexp(x: TensorLike, axis: Axis = None, *, keepdims: bool = False) -> Te
     def shift() -> Tensor:
         if not math.prod(x.shape[a] for a in axes):
             return zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
-        most = max(x, axis=axes, keepdims=True)
+        most = max(real(x) if x.dtype.kind == "c" else x, axis=axes, keepdims=True)
         return where(isfinite(most), most, 0)
 
     most = unrecorded(shift)
