@@ -161,8 +161,6 @@ NAMES = {
     "baddbmm": "b + x @ y",
     "rand_like": "tg.random.uniform(tg.shape(x))",
     "randn_like": "tg.random.normal(tg.shape(x))",
-    "set_default_dtype": "dtype= where a value is made: Python's floats become float32",
-    "get_default_dtype": "tg.float32: what Python's floats become",
     "is_grad_enabled": "nothing: only a tape's block is recorded",
     "profiler": "tapegrad profile program.py in a shell",
     "flatten": "x.flatten()",

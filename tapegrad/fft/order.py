@@ -15,7 +15,7 @@ __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 
 
 def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: DTypeLike | None) -> Tensor:
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    wanted = dtypes.asdtype(dtype)
     return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), wanted)
 
 
@@ -25,7 +25,7 @@ def _check(op: str, n: int) -> None:
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """The frequencies of the ``n`` points of a transform of samples ``d`` apart; float32 unless said otherwise.
+    """The frequencies of the ``n`` points of a transform of samples ``d`` apart; dtype None: the default dtype.
 
     Raises ShapeError for ``n < 1``.
     """
@@ -37,7 +37,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: D
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """The frequencies of the ``n // 2 + 1`` points of a transform of ``n`` real samples ``d`` apart.
 
-    float32 unless said otherwise.  Raises ShapeError for ``n < 1``.
+    dtype None: the default dtype.  Raises ShapeError for ``n < 1``.
     """
     _check("rfftfreq", n)
     return _scaled("rfftfreq", arange(0, n // 2 + 1, device=device), n, d, dtype)

@@ -63,7 +63,9 @@ def lengths_of(shape: int | Sequence[int], *parameters: object) -> Shape:
     return lengths
 
 
-def unit(shape: Shape, dtype: DTypeLike, generator: Generator | None, device: Device | str | None = None) -> Tensor:
+def unit(
+    shape: Shape, dtype: DTypeLike | None, generator: Generator | None, device: Device | str | None = None
+) -> Tensor:
     """Uniform in [0, 1) on a grid: multiples of 2**-53 (float64), 2**-24 (float32), or the coarser of a short float."""
     drawn, wanted = drawn_dtype(dtype), dtypes.asdtype(dtype)
     numbers = 4 if drawn == dtypes.float64 else 8  # of a block
@@ -85,7 +87,7 @@ def home(device: Device | str | None) -> Device:
     return current_device() if device is None else asdevice(device)
 
 
-def drawn_dtype(dtype: DTypeLike) -> DType:
+def drawn_dtype(dtype: DTypeLike | None) -> DType:
     """The dtype in which numbers for ``dtype`` are made.  Raises DTypeError."""
     wanted = dtypes.asdtype(dtype)
     if not dtypes.is_inexact(wanted) or wanted.kind == "c":
@@ -114,7 +116,7 @@ class Draw:
         op: str,
         shape: int | Sequence[int],
         parameters: Sequence[TensorLike],
-        dtype: DTypeLike,
+        dtype: DTypeLike | None,
         generator: Generator | None,
         device: Device | str | None,
     ) -> None:
@@ -167,7 +169,7 @@ def distribution(
 
     def public(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = sample.__name__
-        takes = {"shape": (), **defaults, "dtype": "int64" if counts else "float32", "generator": None, "device": None}
+        takes = {"shape": (), **defaults, "dtype": "int64" if counts else None, "generator": None, "device": None}
         kinds = {"shape": "int | Sequence[int]", "dtype": "DTypeLike", "generator": "Generator | None",
                  "device": "Device | str | None"}  # fmt: skip
         signature = inspect.Signature(

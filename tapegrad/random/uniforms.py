@@ -21,7 +21,7 @@ def _parameter(op: str, p: TensorLike, beside: Tensor) -> Any:
 
 
 def uniform(
-    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: DTypeLike = "float32",
+    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: DTypeLike | None = None,
     generator: Generator | None = None, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Uniform numbers in ``[low, high)`` (rounding may reach ``high``, as in NumPy); differentiable in the bounds.
@@ -34,7 +34,7 @@ def uniform(
 
 
 def normal(
-    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: DTypeLike = "float32",
+    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: DTypeLike | None = None,
     generator: Generator | None = None, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.
@@ -51,7 +51,7 @@ def normal(
 
 
 def bernoulli(
-    shape: int | Sequence[int] = (), p: TensorLike = 0.5, dtype: DTypeLike = "float32",
+    shape: int | Sequence[int] = (), p: TensorLike = 0.5, dtype: DTypeLike | None = None,
     generator: Generator | None = None, *, bits: int = 24, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24).

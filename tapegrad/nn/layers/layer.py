@@ -56,9 +56,9 @@ class Layer:
     def __getattr__(self, name: str) -> Any:
         raise missing(self, name, LAYERS)
 
-    def __init__(self, *, name: str | None = None, dtype: DTypeLike = "float32", trainable: bool = True) -> None:
+    def __init__(self, *, name: str | None = None, dtype: DTypeLike | None = None, trainable: bool = True) -> None:
         self.name = _unique_name(type(self)) if name is None else name
-        self.dtype = dtype
+        self.dtype = ops.get_default_dtype().name if dtype is None else dtype
         self.trainable = trainable
         self.built = False
         # Drawn here and not in build: the global stream must not depend on whether the weights are there already.

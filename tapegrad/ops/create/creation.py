@@ -73,13 +73,13 @@ def full(
 
 
 def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
-    """Zeros; float32 unless said otherwise."""
-    return full(shape, 0, dtype=dtypes.float32 if dtype is None else dtype, device=device)
+    """Zeros; dtype None: the default dtype."""
+    return full(shape, 0, dtype=dtypes.asdtype(dtype), device=device)
 
 
 def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
-    """Ones; float32 unless said otherwise."""
-    return full(shape, 1, dtype=dtypes.float32 if dtype is None else dtype, device=device)
+    """Ones; dtype None: the default dtype."""
+    return full(shape, 1, dtype=dtypes.asdtype(dtype), device=device)
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
@@ -146,9 +146,9 @@ def arange(
 def spaced(
     start: TensorLike, stop: TensorLike, num: int, dtype: DTypeLike | None, device: Device | str | None, endpoint: bool
 ) -> Tensor:
-    """``num`` evenly spaced numbers from the number ``start`` to ``stop``; float32 unless said otherwise."""
+    """``num`` evenly spaced numbers from the number ``start`` to ``stop``; dtype None: the default dtype."""
     where = current_device() if device is None else asdevice(device)
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    wanted = dtypes.asdtype(dtype)
     make = lambda: [where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted)]
     return _made("linspace", (num,), wanted, where, make, given=False)
 
@@ -159,7 +159,7 @@ def eye(
 ) -> Tensor:  # fmt: skip
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    wanted = dtypes.asdtype(dtype)
     rows, columns = int(N), int(N if M is None else M)
 
     def write(out: Array) -> None:

@@ -266,7 +266,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 def one_hot(indices: TensorLike, depth: int, *, axis: int = -1, dtype: DTypeLike | None = None) -> Tensor:
-    """1 at each index and 0 elsewhere along a new ``axis`` of length ``depth``; float32 unless said otherwise.
+    """1 at each index and 0 elsewhere along a new ``axis`` of length ``depth``; dtype None: the default dtype.
 
     An index out of range gives zeros (as in TensorFlow).  Raises AxisError, IndexingError for other than integers.
     """
@@ -275,4 +275,4 @@ def one_hot(indices: TensorLike, depth: int, *, axis: int = -1, dtype: DTypeLike
         raise IndexingError(f"one_hot: indices must be integers, got {places.dtype}")
     a = normalize_axis("one_hot", axis, places.ndim + 1)
     hot = equal(reshape(places, (*places.shape, 1)), arange(depth, dtype=places.dtype, device=places.device))
-    return moveaxis(cast(hot, dtypes.float32 if dtype is None else dtypes.asdtype(dtype)), -1, a)
+    return moveaxis(cast(hot, dtypes.asdtype(dtype)), -1, a)

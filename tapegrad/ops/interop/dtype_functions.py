@@ -11,7 +11,7 @@ from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.tensor import DTypeLike, Tensor, convert
 
-__all__ = ["can_cast", "finfo", "iinfo", "isdtype", "result_type"]
+__all__ = ["can_cast", "finfo", "get_default_dtype", "iinfo", "isdtype", "result_type", "set_default_dtype"]
 
 _KINDS = {
     "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu", "real floating": "f",
@@ -93,6 +93,28 @@ class IntegerInfo:
     max: int
     min: int
     dtype: DType
+
+
+def set_default_dtype(dtype: DTypeLike) -> None:
+    """Set the float dtype of what has none of its own: float32 (from the start) or float64.
+
+    From now on, in every thread, it is the dtype of Python floats and lists of them, of ``zeros``, ``ones``, ``eye``,
+    ``linspace`` and the other functions that create values, of ``tg.random``'s numbers and of new layers; complex
+    numbers have the same precision.  Arrays, and what is there already, keep their dtypes; a Python number beside a
+    tensor takes the tensor's.  A captured function is captured for each default dtype.  Set it at the beginning of a
+    program: a checkpointed function that is rerun after a change raises RecomputeError if dtypes differ.
+
+    Raises DTypeError for another dtype.
+    """
+    default = dtypes.asdtype(dtype)
+    if dtype is None or default not in (dtypes.float32, dtypes.float64):
+        raise DTypeError(f"set_default_dtype: dtype must be float32 or float64, got {dtype!r}")
+    dtypes.set_default(default)
+
+
+def get_default_dtype() -> DType:
+    """Return the float dtype of what has none of its own; see :func:`set_default_dtype`."""
+    return dtypes.asdtype(None)
 
 
 def finfo(dtype: object) -> FloatInfo:
