@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 NAMES = {
     # TensorFlow
@@ -605,6 +605,20 @@ def explained(f: Callable[..., Any], name: str, module: str = _PACKAGE) -> Calla
 def refuse(name: str, f: Callable[..., Any], given: Mapping[str, object]) -> None:
     """Raise TypeError for the first of the arguments ``given`` by name that ``f`` lacks and other libraries have."""
     _refuse(name, given, inspect.signature(f).parameters)
+
+
+class Named:
+    """Base of public classes, whose constructors explain arguments under another library's names.
+
+    It is a base because ``inspect.signature`` shows ``__init__`` only if the class has no ``__new__`` of its own.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """An object to be initialized.  Raises TypeError for arguments under another library's names."""
+        refuse_in(cls, kwargs)
+        return super().__new__(cls)
 
 
 def refuse_in(cls: type, given: Mapping[str, object]) -> None:

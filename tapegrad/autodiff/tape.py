@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ContextDecorator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff import rows
@@ -39,6 +39,9 @@ from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable, held
+
+H = TypeVar("H", bound=Tensor | Variable)
+K = TypeVar("K")
 
 
 class GradientTape(Recording):
@@ -161,6 +164,33 @@ class GradientTape(Recording):
 
     # Differentiation -------------------------------------------------------------------------------------------
 
+    @overload
+    def gradient(
+        self, target: object, sources: Tensor | Variable, output_gradients: object = ...,
+        unconnected_gradients: object = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def gradient(
+        self, target: object, sources: list[H], output_gradients: object = ..., unconnected_gradients: object = ...
+    ) -> list[Tensor]: ...
+
+    @overload
+    def gradient(
+        self, target: object, sources: tuple[H, ...], output_gradients: object = ...,
+        unconnected_gradients: object = ...,
+    ) -> tuple[Tensor, ...]: ...  # fmt: skip
+
+    @overload
+    def gradient(
+        self, target: object, sources: dict[K, H], output_gradients: object = ..., unconnected_gradients: object = ...
+    ) -> dict[K, Tensor]: ...
+
+    @overload
+    def gradient(
+        self, target: object, sources: object, output_gradients: object = ..., unconnected_gradients: object = ...
+    ) -> Any: ...
+
     def gradient(
         self, target: object, sources: object, output_gradients: object = None, unconnected_gradients: object = "none"
     ) -> Any:
@@ -171,8 +201,10 @@ class GradientTape(Recording):
         (None or a missing argument: ones; a number or 0-d tensor weighs all elements).  A source that no target depends
         on, or that was not watched, gets None, or zeros with ``unconnected_gradients="zero"``, an integer one also an
         IntegerWatchWarning; one of which rows alone were read, with ``sparse=True`` (see ``tg.take``), an
-        ``IndexedSlices``.  Raises TapeError (RuntimeError) on a used tape,
-        GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do not fit.
+        ``IndexedSlices``.  To type checkers each is a tensor, as that of a connected source is.
+
+        Raises TapeError (RuntimeError) on a used tape, GradientError (ValueError), ShapeError, DTypeError and
+        NotATensorError for arguments that do not fit.
         """
         zero = wants_zeros(unconnected_gradients)
         targets = handles("target", target)
