@@ -1,5 +1,11 @@
 """What errors say: the operation, what was expected, what came, and the remedy."""
 
+import ast
+import functools
+import inspect
+import traceback
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scipy.special
@@ -91,3 +97,102 @@ def test_gradients_of_integers_are_none_with_a_warning():
     with pytest.warns(IntegerWatchWarning, match="a source is int32"):
         tape.jacobian(y, tg.asarray(1, dtype="int32"))
     assert tape.gradient(y, tg.asarray(1.0)) is None  # not watched: silently, as in TensorFlow
+
+
+# Arguments of a wrong kind: every public function says its own name and what it got.
+
+WRONG = [
+    "text", None, 3, -7, 1.5, b"x", ("a",), [1.0, 2.0], [[1.0], [1.0, 2.0]], {"a": 1.0}, object(), np.ones((2, 3, 4)),
+    lambda: 1,
+]  # fmt: skip
+HOMES = {
+    "": tg, "nn.functional": tg.nn.functional, "linalg": tg.linalg, "fft": tg.fft, "special": tg.special,
+    "random": tg.random, "signal": tg.signal, "sparse": tg.sparse, "integrate": tg.integrate, "optim": tg.optim,
+}  # fmt: skip
+# What an integer to the power of a negative array gives depends on values, and NumPy says so in its own words.
+BY_VALUE = {"pow", "power"}
+# These change the settings of the process.
+NOT_CALLED = {"set_default_device", "set_num_threads", "set_default_dtype", "seed"}
+PACKAGE = str(Path(tg.__file__).parent)
+
+
+def wrong_calls(f):
+    """Calls with each wrong thing in place of each argument, and of all."""
+    ps = list(inspect.signature(f).parameters.values())
+    required = [p for p in ps if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
+    count = len(required) + (not required and any(p.kind is p.VAR_POSITIONAL for p in ps))
+    right = [np.ones((2, 2))] * count
+    for wrong in WRONG:
+        yield [wrong] * count, {}
+        for i in range(count):
+            yield [*right[:i], wrong, *right[i + 1 :]], {}
+        for p in ps:
+            if p.default is not p.empty:
+                yield right, {p.name: wrong}
+    yield right, {"no_such_argument": 1}
+
+
+def is_deliberate(error):
+    """Whether it says what is wrong: one of ours, one raised in this package, or Python's about the call itself."""
+    if isinstance(error, tg.errors.TapegradError):
+        return True
+    if "got an unexpected keyword argument" in str(error):
+        return True
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    ours = [(frame, line) for frame, line in frames if frame.f_code.co_filename.startswith(PACKAGE)]
+    if not ours or ours[-1][0].f_code.co_filename.endswith("spellings.py"):
+        return True
+    frame, line = ours[-1]
+    return frames[-1][0] is frame and line in raise_lines(frame.f_code.co_filename)
+
+
+@functools.cache
+def raise_lines(file):
+    nodes = (n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Raise))
+    return {line for n in nodes for line in range(n.lineno, n.end_lineno + 1)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("home", HOMES)
+def test_wrong_arguments_end_in_messages_of_ours(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    functions = {n: f for n in HOMES[home].__all__ if inspect.isfunction(f := getattr(HOMES[home], n))}
+    bare, calls = [], 0
+    for name in sorted(functions.keys() - NOT_CALLED - BY_VALUE):
+        for args, kwargs in wrong_calls(functions[name]):
+            calls += 1
+            try:
+                functions[name](*args, **kwargs)
+            except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+                if not is_deliberate(error):
+                    bare.append(f"{name}: {type(error).__name__}: {error}")
+            except Exception:  # of another kind: an index, memory, arithmetic
+                pass
+    assert calls > 20
+    assert not bare, "\n".join(sorted(set(bare))[:40])
+
+
+def test_an_unusable_argument_is_named_with_the_function():
+    with pytest.raises(
+        tg.errors.ArgumentError, match=r"bartlett: cannot be called with M='text'.*help\(bartlett\)"
+    ) as e:
+        tg.bartlett("text")
+    assert isinstance(e.value, TypeError) and isinstance(e.value, ValueError) and e.value.__cause__ is not None
+    with pytest.raises(TypeError, match=r"random.uniform|uniform: cannot be called with generator='text'"):
+        tg.random.uniform(generator="text")
+    with pytest.raises(tg.errors.ArgumentError, match=r"a=ndarray of shape \(2, 2\), axis=\(1.5,\)|axis"):
+        tg.roll(np.ones((2, 2)), 1, axis=(np.ones(2),))
+
+
+def test_errors_of_users_functions_pass_as_they_are():
+    def f(x):
+        return x + len(3)  # type: ignore[arg-type]
+
+    for call in (
+        lambda: tg.jvp(f, (1.0,), (1.0,)),
+        lambda: tg.vjp(f, 1.0),
+        lambda: tg.fori_loop(0, 2, lambda i, s: f(s), 0.0),
+    ):
+        with pytest.raises(TypeError, match="has no len") as e:
+            call()
+        assert not isinstance(e.value, tg.errors.TapegradError)

@@ -140,7 +140,10 @@ def _public(prim: Primitive, apply: Callable[..., Tensor]) -> Callable[..., Tens
 
     def op(*xs: TensorLike, **named: TensorLike) -> Tensor:
         if named:
-            xs = inspect.signature(op).bind(*xs, **named).args
+            try:
+                xs = inspect.signature(op).bind(*xs, **named).args
+            except TypeError as e:
+                raise TypeError(f"{name}: {e}") from None
         if len(xs) != count:
             raise TypeError(f"{name}: takes {count} arguments ({', '.join(prim.operands)}), got {len(xs)}")
         return apply(prim, *(promote(name, xs, to) if apply is bind else together(name, xs)))

@@ -246,7 +246,7 @@ def activation(spec: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tenso
         return _ACTIVATIONS["linear"]
     if callable(spec):
         return spec
-    function = _ACTIVATIONS.get(spec)
+    function = _ACTIVATIONS.get(spec) if isinstance(spec, str) else None
     if function is None:
         raise TapegradError(f"activation: wanted None, a function or one of {', '.join(_ACTIVATIONS)}; got {spec!r}")
     return function
