@@ -117,6 +117,10 @@ class NotATensorError(TapegradError, TypeError, ValueError):
     """Something that is neither a tensor, a variable, an array nor a number was passed where one is needed."""
 
 
+class ArgumentError(TapegradError, TypeError, ValueError):
+    """An argument of a public function is of a kind or value that the function cannot use; the cause says why."""
+
+
 class TapeError(TapegradError, RuntimeError):
     """A tape is asked for something that it cannot do any more, or not yet."""
 
@@ -204,7 +208,7 @@ class LateTargetWarning(UserWarning):
 
 
 class IntegerWatchWarning(UserWarning):
-    """An integer tensor was watched: its gradient is None."""
+    """An integer tensor is watched, or its gradient asked for: that is None."""
 
 
 class ReplicatedTargetWarning(UserWarning):

@@ -5,12 +5,15 @@ The tables are read when a name was not found, never before.  Nothing of them is
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
+
+from tapegrad.errors import ArgumentError, TapegradError
 
 NAMES = {
     # TensorFlow
@@ -161,8 +164,6 @@ NAMES = {
     "baddbmm": "b + x @ y",
     "rand_like": "tg.random.uniform(tg.shape(x))",
     "randn_like": "tg.random.normal(tg.shape(x))",
-    "set_default_dtype": "dtype= where a value is made: Python's floats become float32",
-    "get_default_dtype": "tg.float32: what Python's floats become",
     "is_grad_enabled": "nothing: only a tape's block is recorded",
     "profiler": "tapegrad profile program.py in a shell",
     "flatten": "x.flatten()",
@@ -483,6 +484,7 @@ OTHER_KEYWORDS = {
 """Arguments that no function here has."""
 
 _PACKAGE = __name__.partition(".")[0]
+_LIBRARIES = {_PACKAGE, "numpy", "scipy", "ml_dtypes", "cupy", "cupyx", "cupy_backends"}
 _HOMES = (
     "linalg", "nn", "nn.functional", "optim", "random", "special", "fft", "signal", "stats", "sparse", "memory",
     "distributed", "training",
@@ -577,7 +579,7 @@ def open_to_users(namespace: dict[str, Any], module: str) -> None:
 
 
 def explain(namespace: dict[str, Any], module: str) -> None:
-    """The same, and let its public functions, known to pickle as ``module``'s, explain their arguments.
+    """The same, and let its public functions, known to pickle as ``module``'s, explain errors in their arguments.
 
     What users call is meant: modules of the package import from each other what is not wrapped.
     """
@@ -585,28 +587,90 @@ def explain(namespace: dict[str, Any], module: str) -> None:
     known: dict[object, object] = {}
     for name in sorted(namespace["__all__"], key=lambda name: name != getattr(namespace[name], "__name__", "")):
         f = namespace[name]  # aliases come last
-        if has_other_names(f):
+        if inspect.isfunction(f) and not _takes_operands_alone(f):
             namespace[name] = known.setdefault(f, explained(f, name, module))
 
 
+def _takes_operands_alone(f: Callable[..., Any]) -> bool:
+    """Whether it is elementwise, or a product of two arrays: these run most often, and name themselves in errors."""
+    return hasattr(f, "primitive") or [*inspect.signature(f).parameters] == ["x1", "x2"]
+
+
 def explained(f: Callable[..., Any], name: str, module: str = _PACKAGE) -> Callable[..., Any]:
-    """``f``, whose error for an argument under another library's name says the name here."""
+    """``f``, whose errors for arguments name it: those under another library's name, and those that it cannot use."""
 
     @functools.wraps(f)
     def public(*args: Any, **kwargs: Any) -> Any:
         try:
             return f(*args, **kwargs)
-        except TypeError:
-            refuse(name, f, kwargs)
+        except TapegradError:
+            raise
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError, OverflowError) as error:
+            if isinstance(error, TypeError):
+                refuse(name, f, kwargs)
+            if _comes_from_inside(error):
+                raise ArgumentError(_unusable(name, f, args, kwargs, error)) from error
             raise
 
     public.__module__, public.__qualname__, public.__name__ = module, name, name  # by which pickle finds it
     return public
 
 
+def _comes_from_inside(error: Exception) -> bool:
+    """Whether Python or a library raised it on behalf of this package: no code of the user's ran in between.
+
+    What the call itself raises (a missing argument), and what this package raises, says what is wrong already.
+    """
+    last, home = None, ""
+    tb = error.__traceback__.tb_next if error.__traceback__ is not None else None  # the wrapper's own frame comes first
+    while tb is not None:
+        home = str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if home not in _LIBRARIES and home not in sys.stdlib_module_names:
+            return False
+        last, tb = tb, tb.tb_next
+    if last is None:
+        return False
+    raised = last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return not (raised and home == _PACKAGE)
+
+
+def _unusable(
+    name: str, f: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object], error: Exception
+) -> str:
+    """The message for arguments that ``f`` cannot use."""
+    given = inspect.signature(f).bind(*args, **kwargs).arguments
+    shown = ", ".join(f"{argument}={_kind(x)}" for argument, x in given.items())
+    return f"{name}: cannot be called with {shown}: {error or type(error).__name__}; see help({name}) for what it takes"
+
+
+def _kind(x: object) -> str:
+    """A number or string as it is; anything else by its type and shape, without its values."""
+    if isinstance(x, (str, bytes, int, float, complex, type(None))):
+        return f"{x!r:.40}"
+    if isinstance(x, (tuple, list)) and len(x) <= 4:
+        items = ", ".join(map(_kind, x))
+        return f"[{items}]" if isinstance(x, list) else f"({items})"
+    shape = getattr(x, "shape", None)
+    return type(x).__name__ + (f" of shape {shape}" if isinstance(shape, tuple) else "")
+
+
 def refuse(name: str, f: Callable[..., Any], given: Mapping[str, object]) -> None:
     """Raise TypeError for the first of the arguments ``given`` by name that ``f`` lacks and other libraries have."""
     _refuse(name, given, inspect.signature(f).parameters)
+
+
+class Named:
+    """Base of public classes, whose constructors explain arguments under another library's names.
+
+    It is a base because ``inspect.signature`` shows ``__init__`` only if the class has no ``__new__`` of its own.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """An object to be initialized.  Raises TypeError for arguments under another library's names."""
+        refuse_in(cls, kwargs)
+        return super().__new__(cls)
 
 
 def refuse_in(cls: type, given: Mapping[str, object]) -> None:

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tapegrad import nest
 from tapegrad.core import account, cell
@@ -18,9 +18,10 @@ from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DeviceError, DTypeError, ImmutableError, ShapeError
-from tapegrad.spellings import TENSORS, missing, refuse_in
+from tapegrad.spellings import TENSORS, Named, missing
 from tapegrad.tensor import (
     DTypeLike,
+    Methods,
     Ref,
     Tensor,
     TensorLike,
@@ -48,7 +49,7 @@ def last_number() -> int:
 
 
 @nest.is_leaf
-class Variable:
+class Variable(Named, Methods):
     """A trainable tensor that changes only by assignment (TensorFlow's ``Variable``).
 
     ``initial_value``: array, number, tensor or variable, copied in value, or a function of no arguments that returns
@@ -61,11 +62,6 @@ class Variable:
     __slots__ = ("__weakref__", "_aval", "_cell", "_name", "_number", "_trainable", "category")
     __array_priority__ = 1000
     __hash__ = None  # type: ignore[assignment]  # == compares values; use ref() as a key
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """A variable to be initialized.  Raises TypeError for arguments under another library's names."""
-        refuse_in(cls, kwargs)
-        return super().__new__(cls)
 
     def __init__(
         self,

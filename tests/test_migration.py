@@ -53,7 +53,13 @@ def theirs(page: str) -> dict[str, Any]:
     return names(page, "py")
 
 
-def value(code: str, known: dict[str, Any]) -> list[np.ndarray]:
+class Values(list):
+    """Arrays in order; ``several`` says whether they came in a container."""
+
+    several = False
+
+
+def value(code: str, known: dict[str, Any]) -> Values:
     """The arrays that the last of the statements in ``code`` gives."""
     known = dict(known)
     *before, last = code.split("; ")
@@ -62,7 +68,9 @@ def value(code: str, known: dict[str, Any]) -> list[np.ndarray]:
         exec("\n".join(before), known)
         found = eval(last, known)
     leaves = found if isinstance(found, (tuple, list)) else nest.flatten(found)
-    return [np.asarray(leaf.detach() if hasattr(leaf, "detach") else leaf) for leaf in leaves]
+    arrays = Values(np.asarray(leaf.detach() if hasattr(leaf, "detach") else leaf) for leaf in leaves)
+    arrays.several = isinstance(found, (tuple, list, dict))
+    return arrays
 
 
 CASES = [
@@ -89,9 +97,14 @@ def test_both_columns_give_the_same(page: str) -> None:
     assert not wrong
 
 
-def same(found: list[np.ndarray], wanted: list[np.ndarray]) -> bool:
-    return len(found) == len(wanted) and all(
-        a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, wanted, strict=True)
+def same(found: Values, wanted: Values) -> bool:
+    """Whether values, shapes and the number of results agree: one array is not a tuple of one."""
+    return (
+        found.several == wanted.several
+        and len(found) == len(wanted)
+        and all(
+            a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, wanted, strict=True)
+        )
     )
 
 
@@ -102,7 +115,12 @@ def test_pages_have_lines() -> None:
 
 def test_a_line_that_differs_is_found() -> None:
     wanted = value("xp.sum(a, axis=0)", theirs("cupy"))
-    for other in ("tg.sum(x, axis=0) + 1", "tg.sum(x, axis=0, keepdims=True)", "(tg.sum(x, axis=0),) * 2"):
+    for other in (
+        "tg.sum(x, axis=0) + 1",
+        "tg.sum(x, axis=0, keepdims=True)",
+        "(tg.sum(x, axis=0),) * 2",
+        "(tg.sum(x, axis=0),)",
+    ):
         assert not same(value(other, ours("cupy")), wanted)
     with pytest.raises(AttributeError):
         value("tg.no_such(x)", ours("cupy"))

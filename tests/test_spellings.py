@@ -199,7 +199,7 @@ def test_what_goes_wrong_in_a_property_is_told() -> None:
 
 def test_public_functions_are_what_they_were() -> None:
     assert tg.amax is tg.max and tg.max.__name__ == "max" and pickle.loads(pickle.dumps(tg.max)) is tg.max
-    assert list(inspect.signature(tg.sum).parameters)[:3] == ["x", "axis", "dtype"]
+    assert list(inspect.signature(tg.sum).parameters)[:3] == ["a", "axis", "dtype"]
     assert tg.tensor.__name__ == "tensor" and np.sum(c64([1.0, 2.0]), axis=0).item() == 3.0
     assert not spellings.has_other_names(tg.tanh) and not spellings.has_other_names(tg.add)
 

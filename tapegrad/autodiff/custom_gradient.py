@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff.adjoint import transposed
@@ -32,6 +32,9 @@ from tapegrad.variable import Variable, trainables
 
 if TYPE_CHECKING:
     from tapegrad.tensor import TensorLike
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class CustomGradient(Wrapper):
@@ -89,6 +92,14 @@ class CustomGradient(Wrapper):
         return y, grad_fn
 
 
+@overload
+def custom_gradient(f: Callable[P, tuple[R, Any]]) -> Callable[P, R]: ...
+
+
+@overload
+def custom_gradient(f: None = None) -> Callable[[Callable[P, tuple[R, Any]]], Callable[P, R]]: ...
+
+
 def custom_gradient(f: Callable[..., object] | None = None) -> Any:
     """Decorator for ``f(*args, **kwargs) -> (y, grad_fn)``: ``grad_fn`` replaces the derivative of ``f``.
 
@@ -111,7 +122,7 @@ def stop_gradient(x: TensorLike, name: str | None = None) -> Tensor:
     return Tensor(alias(convert(x)._buffer))
 
 
-def grad_pass_through(f: Callable[..., object]) -> Any:
+def grad_pass_through(f: Callable[P, R]) -> Callable[P, R]:
     """``f`` with the identity's derivative: the cotangent of each result is that of the tensor argument in its place.
 
     ``f`` returns as many tensors as it gets tensors and variables (by position, then by keyword), of the same shapes
@@ -120,7 +131,7 @@ def grad_pass_through(f: Callable[..., object]) -> Any:
     """
 
     @functools.wraps(f, updated=())
-    def passing(*args: object, **kwargs: object) -> Any:
+    def passing(*args: P.args, **kwargs: P.kwargs) -> Any:
         y = f(*args, **kwargs)
         inputs = [*nest.flatten(args), *(x for x in nest.flatten(kwargs) if isinstance(x, (Tensor, Variable)))]
         taking = [i for i, x in enumerate(inputs) if isinstance(x, (Tensor, Variable))]
@@ -138,7 +149,8 @@ def grad_pass_through(f: Callable[..., object]) -> Any:
 
         return y, back
 
-    return CustomGradient(passing)
+    replaced: Any = CustomGradient(passing)
+    return replaced
 
 
 def _in_order(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff.forward import Tangents
@@ -28,6 +28,9 @@ from tapegrad.variable import Variable
 if TYPE_CHECKING:
     from tapegrad.tensor import TensorLike
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def _scalar(name: str, y: object) -> Tensor:
     if not isinstance(y, Tensor):
@@ -39,18 +42,19 @@ def _scalar(name: str, y: object) -> Tensor:
     return y
 
 
-def value_and_grad(f: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+def value_and_grad(f: Callable[P, R], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, tuple[R, Any]]:
     """``f`` made to return ``(value, gradient)``; with ``has_aux``, ``f`` returns ``(value, aux)`` and so does this.
 
     ``f`` returns a tensor of one float.  The gradient in an argument that the value does not depend on is zeros.
     Raises ShapeError, GradientError.
     """
+    run: Callable[..., Any] = f
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: object, **kwargs: object) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         sources = Sources("grad", args, argnums)
         trace = sources.trace()
-        y, aux = parted("grad", trace.during(functools.partial(f, *sources.args, **kwargs)), has_aux)
+        y, aux = parted("grad", trace.during(functools.partial(run, *sources.args, **kwargs)), has_aux)
         y = _scalar("grad", y)
         grads = slope(sources, trace, y)
         return ((y, aux), grads) if has_aux else (y, grads)
@@ -64,16 +68,26 @@ def slope(sources: Sources, trace: Trace, y: Tensor) -> Any:
     return sources.mirrored(trace.pull({y._buffer.node.index: seed}))
 
 
-def grad(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+def grad(f: Callable[P, object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, Any]:
     """The gradient of ``f`` in the arguments ``argnums``; see :func:`value_and_grad`."""
-    both = value_and_grad(f, argnums, has_aux)
+    both: Callable[P, Any] = value_and_grad(f, argnums, has_aux)
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: object, **kwargs: object) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return wrapped
+
+
+@overload
+def vjp(
+    f: Callable[..., R], *xs: object, has_aux: Literal[False] = False
+) -> tuple[R, Callable[[object], tuple[Any, ...]]]: ...
+
+
+@overload
+def vjp(f: Callable[..., object], *xs: object, has_aux: bool) -> Any: ...
 
 
 def vjp(f: Callable[..., object], *xs: object, has_aux: bool = False) -> Any:
@@ -110,6 +124,14 @@ def _like(what: str, x: TensorLike, of: Tensor) -> Tensor:
     if result.dtype.kind == "c" and of.dtype.kind != "c":
         raise DTypeError(f"{what} is {result.dtype}, its value {of.dtype}")
     return cast(result, of.dtype)
+
+
+@overload
+def jvp(f: Callable[..., R], xs: object, tangents: object, has_aux: Literal[False] = False) -> tuple[R, R]: ...
+
+
+@overload
+def jvp(f: Callable[..., object], xs: object, tangents: object, has_aux: bool) -> Any: ...
 
 
 def jvp(f: Callable[..., object], xs: object, tangents: object, has_aux: bool = False) -> Any:
@@ -150,6 +172,14 @@ def _companion(tangent: Callable[[Tensor], Tensor | None]) -> Callable[[object],
         return zeros_of(leaf._buffer.node.aval) if t is None else t
 
     return of
+
+
+@overload
+def linearize(f: Callable[..., R], *xs: object, has_aux: Literal[False] = False) -> tuple[R, Callable[..., R]]: ...
+
+
+@overload
+def linearize(f: Callable[..., object], *xs: object, has_aux: bool) -> Any: ...
 
 
 def linearize(f: Callable[..., object], *xs: object, has_aux: bool = False) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 from tapegrad import nest
 from tapegrad.autodiff import rows
@@ -20,18 +20,21 @@ from tapegrad.ops.create.creation import asarray, eye
 from tapegrad.ops.shape.shape import moveaxis, reshape
 from tapegrad.tensor import Tensor
 
+P = ParamSpec("P")
 
-def jacobian(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+
+def jacobian(f: Callable[P, object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, Any]:
     """The Jacobian of ``f``: for each output leaf, arrays of shape ``output + argument`` (reverse mode, rows together).
 
     With ``has_aux``, ``f`` returns ``(value, aux)``, and this ``(Jacobian, aux)``.  Raises GradientError, DTypeError.
     """
+    function: Callable[..., Any] = f
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: object, **kwargs: object) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         sources = Sources("jacobian", args, argnums)
         trace = sources.trace()
-        y, aux = parted("jacobian", trace.during(functools.partial(f, *sources.args, **kwargs)), has_aux)
+        y, aux = parted("jacobian", trace.during(functools.partial(function, *sources.args, **kwargs)), has_aux)
         found = _rows(sources, trace, y)
         return (found, aux) if has_aux else found
 
@@ -56,7 +59,7 @@ def _rows(sources: Sources, trace: Trace, y: object) -> Any:
     return nest.map_leaves(of, y)
 
 
-def jacfwd(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+def jacfwd(f: Callable[P, object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, Any]:
     """The Jacobian of ``f`` as :func:`jacobian` shapes it, by forward mode: for more outputs than arguments.
 
     ``f`` runs once, and all columns go through each of its operations together; nothing is kept.  The dtypes are those
@@ -64,11 +67,12 @@ def jacfwd(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False
     derivative, whose conjugate is what reverse mode gives.  With ``has_aux``, ``f`` returns ``(value, aux)``, and this
     ``(Jacobian, aux)``.  Raises as :func:`jvp` does.
     """
+    function: Callable[..., Any] = f
 
     @functools.wraps(f, updated=())
-    def wrapped(*args: object, **kwargs: object) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         sources = Sources("jacfwd", args, argnums)
-        run = functools.partial(f, *sources.args, **kwargs)
+        run = functools.partial(function, *sources.args, **kwargs)
         results: list[Any] = []
 
         def pushed(units: list[Tensor]) -> list[Tensor]:
@@ -105,18 +109,19 @@ def _blocks(columns: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return blocks
 
 
-def hessian(f: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[..., Any]:
+def hessian(f: Callable[P, object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, Any]:
     """The second derivatives of ``f``: for each output leaf, arrays of shape ``output + argument + argument``.
 
     Of a function of one float without dimensions it is the Jacobian of its gradient.  With ``has_aux``, ``f`` returns
     ``(value, aux)``, and this ``(Hessian, aux)``.  Raises GradientError, and DTypeError for outputs that are no floats.
     """
+    function: Callable[..., Any] = f
 
     @functools.wraps(f, updated=())
-    def first(*args: object, **kwargs: object) -> Any:
+    def first(*args: P.args, **kwargs: P.kwargs) -> Any:
         sources = Sources("hessian", args, argnums)
         trace = sources.trace()
-        y, aux = parted("hessian", trace.during(functools.partial(f, *sources.args, **kwargs)), has_aux)
+        y, aux = parted("hessian", trace.during(functools.partial(function, *sources.args, **kwargs)), has_aux)
         y = nest.map_leaves(asarray, y)
         for leaf in nest.leaves(y):
             if not dtypes.is_inexact(leaf.dtype):

@@ -176,7 +176,7 @@ class OwnPrimitive(Wrapper):
 
 
 def primitive(
-    f: Callable[..., object] | None = None, /, *, infer: Callable[..., object] | None = None, batched: bool = False
+    f: Callable[..., object] | None = None, *, infer: Callable[..., object] | None = None, batched: bool = False
 ) -> Any:
     """Decorator that makes a function of raw arrays an operation with derivatives of its own.
 

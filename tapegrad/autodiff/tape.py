@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ContextDecorator
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff import rows
@@ -34,11 +34,15 @@ from tapegrad.errors import (
     ShapeError,
     TapeError,
     TapeStateError,
+    warn,
 )
 from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable, held
+
+H = TypeVar("H", bound=Tensor | Variable)
+K = TypeVar("K")
 
 
 class GradientTape(Recording):
@@ -162,6 +166,33 @@ class GradientTape(Recording):
 
     # Differentiation -------------------------------------------------------------------------------------------
 
+    @overload
+    def gradient(
+        self, target: object, sources: Tensor | Variable, output_gradients: object = ...,
+        unconnected_gradients: object = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def gradient(
+        self, target: object, sources: list[H], output_gradients: object = ..., unconnected_gradients: object = ...
+    ) -> list[Tensor]: ...
+
+    @overload
+    def gradient(
+        self, target: object, sources: tuple[H, ...], output_gradients: object = ...,
+        unconnected_gradients: object = ...,
+    ) -> tuple[Tensor, ...]: ...  # fmt: skip
+
+    @overload
+    def gradient(
+        self, target: object, sources: dict[K, H], output_gradients: object = ..., unconnected_gradients: object = ...
+    ) -> dict[K, Tensor]: ...
+
+    @overload
+    def gradient(
+        self, target: object, sources: object, output_gradients: object = ..., unconnected_gradients: object = ...
+    ) -> Any: ...
+
     def gradient(
         self, target: object, sources: object, output_gradients: object = None, unconnected_gradients: object = "none"
     ) -> Any:
@@ -173,14 +204,17 @@ class GradientTape(Recording):
         sum over all processes that take part: weights are each process's own, and a target without one that all have
         the same way is a single target.
 
-        A source that no target depends on gets None, or zeros with ``unconnected_gradients="zero"``; one of which rows
-        alone were read, with ``sparse=True`` (see ``tg.take``), an ``IndexedSlices``.  Raises TapeError (RuntimeError)
-        on a used tape, GradientError (ValueError), ShapeError, DTypeError and NotATensorError for arguments that do
-        not fit.
+        A source that no target depends on, or that was not watched, gets None, or zeros with
+        ``unconnected_gradients="zero"``, an integer one also an IntegerWatchWarning; one of which rows alone were read,
+        with ``sparse=True`` (see ``tg.take``), an ``IndexedSlices``.  To type checkers each is a tensor, as that of a
+        connected source is.
+
+        Raises TapeError (RuntimeError) on a used tape, GradientError (ValueError), ShapeError, DTypeError and
+        NotATensorError for arguments that do not fit.
         """
         zero = wants_zeros(unconnected_gradients)
         targets = handles("target", target)
-        sought = handles("source", sources)
+        sought = self._sources(sources)
         weights, given = weights_of(target, targets, output_gradients)
         self._warn_of_late(targets)
         records, consume = self._take()
@@ -207,7 +241,7 @@ class GradientTape(Recording):
         """
         zero = wants_zeros(unconnected_gradients)
         (node,) = self._nodes_of("target", target)
-        sought = handles("source", sources)
+        sought = self._sources(sources)
         records, consume = self._take()
         size, shape = node.aval.size, node.aval.shape
         parts: list[dict[int, Tensor]] = []
@@ -238,6 +272,19 @@ class GradientTape(Recording):
         seed, columns = rows.batch_basis(node.aval)
         grads = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
         return rows.batch_result(self._sums(grads, [source])[0], node.aval, inner.aval, columns)
+
+    def _sources(self, sources: object) -> list[Tensor | Variable]:
+        """The leaves of ``sources``, with a warning for integers, which have no gradient."""
+        leaves = handles("source", sources)
+        for x in leaves:
+            if not (x._aval if isinstance(x, Variable) else x._buffer.node.aval).smooth:
+                name = f'variable "{x.name}"' if isinstance(x, Variable) else "a source"
+                warn(
+                    f"gradient: {name} is {x.dtype} and has no gradient (None); cast it to a float before the tape "
+                    "uses it, or leave it out",
+                    IntegerWatchWarning,
+                )
+        return leaves
 
     def _take(self) -> tuple[list[Record], bool]:
         """The records to walk, and whether the walk may drop them."""

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Sequence
 from math import nan
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from tapegrad import nest
 from tapegrad.autodiff.batching import Batches, Randomness, example_of, failure_of
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
 Failures = Literal["raise", "nan"]
 """What examples give on which an operation on matrices fails: LinAlgError for all of them, or NaN for each of these."""
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 Axes = int | None | Sequence[Any] | dict[Any, Any]
 
 
 def vmap(
-    f: Callable[..., object],
+    f: Callable[P, R],
     in_axes: Axes = 0,
     out_axes: Axes = 0,
     *,
     randomness: Randomness = "same",
     failures: Failures = "raise",
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """``f``, a pure function of one example, made a function of a batch of examples.
 
     in_axes: the axis of each argument along which the examples lie (None: the same for all), one for all or one for

@@ -24,8 +24,10 @@ _of_python = {"b": bool_, "i": int64, "u": uint64, "f": float32, "c": complex64}
 _weak = {bool: bool, int: int, float: float, complex: complex}
 
 
-def asdtype(spec: DTypeLike) -> DType:
-    """The dtype object of a name, type or dtype.  Raises DTypeError."""
+def asdtype(spec: DTypeLike | None) -> DType:
+    """The dtype object of a name, type or dtype; of None the default float dtype.  Raises DTypeError."""
+    if spec is None:
+        return _of_python["f"]
     try:
         return np.dtype(getattr(spec, "dtype", spec) if not isinstance(spec, type) else spec)
     except TypeError:
@@ -35,6 +37,11 @@ def asdtype(spec: DTypeLike) -> DType:
 def of_python(kind: str, otherwise: DType) -> DType:
     """The dtype that Python numbers of ``kind`` become."""
     return _of_python.get(kind, otherwise)
+
+
+def set_default(dtype: DType) -> None:
+    """Let Python floats become ``dtype`` from now on, and complex numbers the complex dtype of its precision."""
+    _of_python.update(f=dtype, c=complex128 if dtype == float64 else complex64)
 
 
 def is_extended(dtype: DType) -> bool:

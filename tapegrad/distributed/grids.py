@@ -91,7 +91,7 @@ def _coords(rank: int, shape: Sequence[int]) -> tuple[int, ...]:
 # Halos -------------------------------------------------------------------------------------------------------------
 
 
-def halo_exchange(u: TensorLike, /, width: Widths, grid: Grid, *, fill: Fill = 0) -> Tensor:
+def halo_exchange(u: TensorLike, width: Widths, grid: Grid, *, fill: Fill = 0) -> Tensor:
     """``u``, this rank's block, with the neighbours' borders around it along the axes of ``grid``.
 
     ``width``: of the halo, for all axes or for each, (before, after) or the same.  Blocks may be unequal, but each is
@@ -108,7 +108,7 @@ def halo_exchange(u: TensorLike, /, width: Widths, grid: Grid, *, fill: Fill = 0
     return x
 
 
-def interior(u: TensorLike, /, width: Widths, grid: Grid) -> Tensor:
+def interior(u: TensorLike, width: Widths, grid: Grid) -> Tensor:
     """``u`` without its halo of ``width``."""
     x = tensor("interior", u)
     widths = _widths(width, len(grid.shape))

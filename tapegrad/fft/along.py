@@ -121,26 +121,26 @@ def transform(name: str, op: str, x: Tensor, n: int | None, axis: int, norm: str
     return barrier(_PRIMS[name], x, n=int(n), axis=axis, norm=check_norm(op, norm))
 
 
-def fft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def fft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along ``axis``, complex (NumPy's ``fft.fft``).
 
-    n: ``x`` is cut or filled up with zeros to so many points; norm: which direction is scaled by ``1 / n``, "backward"
+    n: ``a`` is cut or filled up with zeros to so many points; norm: which direction is scaled by ``1 / n``, "backward"
     (the default) or "forward", or "ortho" for both by its root.  Raises ShapeError for ``n < 1``, AxisError.
     """
-    return transform("fft", "fft", operand("fft", x), n, axis, norm)
+    return transform("fft", "fft", operand("fft", a), n, axis, norm)
 
 
-def ifft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ifft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of :func:`fft`; parameters as there.  Raises ShapeError, AxisError."""
-    return transform("ifft", "ifft", operand("ifft", x), n, axis, norm)
+    return transform("ifft", "ifft", operand("ifft", a), n, axis, norm)
 
 
-def rfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def rfft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The first half, ``n // 2 + 1`` points, of the Fourier transform of real numbers; parameters as of :func:`fft`.
 
     Raises ShapeError, also for complex numbers, and AxisError.
     """
-    return transform("rfft", "rfft", check_real("rfft", operand("rfft", x)), n, axis, norm)
+    return transform("rfft", "rfft", check_real("rfft", operand("rfft", a)), n, axis, norm)
 
 
 def check_real(op: str, x: Tensor) -> Tensor:
@@ -150,24 +150,24 @@ def check_real(op: str, x: Tensor) -> Tensor:
     return x
 
 
-def irfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def irfft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of :func:`rfft`: ``n`` real numbers (None: ``2 * (m - 1)`` for ``m`` points).
 
     The imaginary parts of the first point, and for even ``n`` of the last one, are not read and get gradient 0.  Raises
     ShapeError, AxisError.
     """
-    return transform("irfft", "irfft", operand("irfft", x), n, axis, norm)
+    return transform("irfft", "irfft", operand("irfft", a), n, axis, norm)
 
 
-def hfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def hfft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The Fourier transform, real, of a sequence given by its first half, the rest being its conjugate mirror image.
 
     n: how many points come out (None: ``2 * (m - 1)``); norm as of :func:`fft`.  Raises ShapeError, AxisError.
     """
-    return transform("irfft", "hfft", conj(operand("hfft", x)), n, axis, swapped("hfft", norm))
+    return transform("irfft", "hfft", conj(operand("hfft", a)), n, axis, swapped("hfft", norm))
 
 
-def ihfft(x: TensorLike, /, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def ihfft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of :func:`hfft`: ``n // 2 + 1`` points of real numbers.  Raises ShapeError, DTypeError, AxisError."""
-    x = check_real("ihfft", operand("ihfft", x))
-    return conj(transform("rfft", "ihfft", x, n, axis, swapped("ihfft", norm)))
+    a = check_real("ihfft", operand("ihfft", a))
+    return conj(transform("rfft", "ihfft", a, n, axis, swapped("ihfft", norm)))

@@ -15,7 +15,7 @@ __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 
 
 def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: DTypeLike | None) -> Tensor:
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    wanted = dtypes.asdtype(dtype)
     return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), wanted)
 
 
@@ -24,8 +24,8 @@ def _check(op: str, n: int) -> None:
         raise ShapeError(f"{op}: n={n}; a transform has one point at least")
 
 
-def fftfreq(n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """The frequencies of the ``n`` points of a transform of samples ``d`` apart; float32 unless said otherwise.
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
+    """The frequencies of the ``n`` points of a transform of samples ``d`` apart; dtype None: the default dtype.
 
     Raises ShapeError for ``n < 1``.
     """
@@ -34,12 +34,10 @@ def fftfreq(n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device
     return _scaled("fftfreq", concat([ahead, arange(-(n // 2), 0, device=device)]), n, d, dtype)
 
 
-def rfftfreq(
-    n: int, /, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
-) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """The frequencies of the ``n // 2 + 1`` points of a transform of ``n`` real samples ``d`` apart.
 
-    float32 unless said otherwise.  Raises ShapeError for ``n < 1``.
+    dtype None: the default dtype.  Raises ShapeError for ``n < 1``.
     """
     _check("rfftfreq", n)
     return _scaled("rfftfreq", arange(0, n // 2 + 1, device=device), n, d, dtype)
@@ -52,11 +50,11 @@ def _rolled(op: str, x: TensorLike, axes: int | Sequence[int] | None, sign: int)
     return roll(x, [sign * (x.shape[a] // 2) for a in along], axis=along) if along else identity_of(x)
 
 
-def fftshift(x: TensorLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
+def fftshift(x: TensorLike, axes: int | Sequence[int] | None = None) -> Tensor:
     """Frequency 0 moved to the middle along ``axes`` (None: all).  Raises AxisError."""
     return _rolled("fftshift", x, axes, 1)
 
 
-def ifftshift(x: TensorLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
+def ifftshift(x: TensorLike, axes: int | Sequence[int] | None = None) -> Tensor:
     """The inverse of :func:`fftshift`.  Raises AxisError."""
     return _rolled("ifftshift", x, axes, -1)

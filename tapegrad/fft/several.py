@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.errors import AxisError, ShapeError
@@ -15,7 +17,7 @@ __all__ = [
     "fft2", "fftn", "hfft2", "hfftn", "ifft2", "ifftn", "ihfft2", "ihfftn", "irfft2", "irfftn", "rfft2", "rfftn",
 ]  # fmt: skip
 
-Lengths = Sequence[int] | None
+Lengths = int | Sequence[int] | None
 
 
 def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str = "") -> list[tuple[int, int]]:
@@ -23,6 +25,7 @@ def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str =
 
     half: "made" or "given" if the result or the operand is half a spectrum along the last axis; then there must be one.
     """
+    s, axes = _listed(op, "s", s), _listed(op, "axes", axes)
     if axes is None:
         axes = range(x.ndim) if s is None else range(-len(s), 0)
     along = [normalize_axis(op, a, x.ndim) for a in axes]
@@ -36,6 +39,16 @@ def _lengths_and_axes(op: str, x: Tensor, s: Lengths, axes: Lengths, half: str =
     elif half == "given":
         lengths[-1] = 2 * (lengths[-1] - 1)
     return list(zip(lengths, along, strict=True))
+
+
+def _listed(op: str, name: str, numbers: Any) -> Sequence[int] | None:
+    """One number or several as a sequence.  Raises ShapeError naming ``op`` and the argument for anything else."""
+    if numbers is None or isinstance(numbers, (list, tuple, range)):
+        return numbers
+    try:
+        return (operator.index(numbers),)
+    except TypeError:
+        raise ShapeError(f"{op}: {name} is one integer or a sequence of them, got {numbers!r:.60}") from None
 
 
 def _complex(name: str, op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | None) -> Tensor:
@@ -63,34 +76,34 @@ def _from_half(op: str, x: TensorLike, s: Lengths, axes: Lengths, norm: str | No
     return transform("irfft", op, x, last, end, norm)
 
 
-def fftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def fftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The Fourier transform along ``axes`` (None: all, or as many of the last as ``s`` has lengths).
 
     s: the number of points along each (None or -1: as many as there are); norm as of :func:`fft`.  Raises ShapeError,
     AxisError.
     """
-    return _complex("fft", "fftn", x, s, axes, norm)
+    return _complex("fft", "fftn", a, s, axes, norm)
 
 
-def ifftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def ifftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`fftn`.  Raises ShapeError, AxisError."""
-    return _complex("ifft", "ifftn", x, s, axes, norm)
+    return _complex("ifft", "ifftn", a, s, axes, norm)
 
 
-def rfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def rfftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The Fourier transform of real numbers along ``axes``, of which the last is halved, as by :func:`rfft`.
 
     Raises ShapeError, DTypeError, AxisError.
     """
-    return _to_half("rfftn", x, s, axes, norm)
+    return _to_half("rfftn", a, s, axes, norm)
 
 
-def irfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def irfftn(a: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`rfftn`.  Raises ShapeError, AxisError."""
-    return _from_half("irfftn", x, s, axes, norm)
+    return _from_half("irfftn", a, s, axes, norm)
 
 
-def hfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def hfftn(x: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The real Fourier transform of what is Hermitian along ``axes``, the last given by its half (SciPy's ``hfftn``).
 
     Raises ShapeError, AxisError.
@@ -98,7 +111,7 @@ def hfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str |
     return _from_half("hfftn", conj(operand("hfftn", x)), s, axes, swapped("hfftn", norm))
 
 
-def ihfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
+def ihfftn(x: TensorLike, s: Lengths = None, axes: Lengths = None, norm: str | None = None) -> Tensor:
     """The inverse of :func:`hfftn`.  Raises ShapeError, DTypeError, AxisError."""
     return conj(_to_half("ihfftn", x, s, axes, swapped("ihfftn", norm)))
 
@@ -106,8 +119,8 @@ def ihfftn(x: TensorLike, /, s: Lengths = None, axes: Lengths = None, norm: str 
 def _flat(name: str, several: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``several`` with the last two axes for a default."""
 
-    def op(x: TensorLike, /, s: Lengths = None, axes: Lengths = (-2, -1), norm: str | None = None) -> Tensor:
-        return several(x, s, axes, norm)
+    def op(a: TensorLike, s: Lengths = None, axes: Lengths = (-2, -1), norm: str | None = None) -> Tensor:
+        return several(a, s, axes, norm)
 
     op.__name__ = op.__qualname__ = name
     op.__doc__ = f":func:`{several.__name__}` along two axes.  Raises ShapeError, AxisError."

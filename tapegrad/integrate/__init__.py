@@ -5,7 +5,7 @@ from __future__ import annotations
 from tapegrad.integrate.odes import OdeResult, odeint, solve_ivp
 from tapegrad.integrate.samples import simpson
 from tapegrad.ops.reduce.differences import cumulative_trapezoid, trapezoid
-from tapegrad.spellings import open_to_users
+from tapegrad.spellings import explain
 
 __all__ = ["OdeResult", "cumulative_trapezoid", "odeint", "simpson", "solve_ivp", "trapezoid"]
-open_to_users(globals(), __name__)
+explain(globals(), __name__)

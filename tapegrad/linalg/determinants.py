@@ -98,13 +98,13 @@ det_p: Primitive = declare(
 )  # fmt: skip
 
 
-def det(x: TensorLike, /) -> Tensor:
+def det(a: TensorLike) -> Tensor:
     """The determinant of each square matrix (NumPy's ``linalg.det``).
 
     x: ``(..., n, n)``.  The gradient, the matrix of cofactors, is right for singular matrices, too; so are derivatives
     of any order while at most three singular values are 0.  Raises ShapeError.
     """
-    return barrier(det_p, square("det", x))
+    return barrier(det_p, square("det", a))
 
 
 class SlogdetResult(NamedTuple):
@@ -146,17 +146,17 @@ slogdet_p: Primitive = declare(
 )
 
 
-def slogdet(x: TensorLike, /) -> SlogdetResult:
+def slogdet(a: TensorLike) -> SlogdetResult:
     """Sign and logarithm of the magnitude of each determinant (NumPy's ``linalg.slogdet``).
 
     x: ``(..., n, n)``; a singular matrix gives 0 and -inf, and asking for its gradient raises LinAlgError (on CUDA:
     infinities or NaN).  The sign of a real matrix has gradient 0.  Raises ShapeError.
     """
-    packed = barrier(slogdet_p, square("slogdet", x))
+    packed = barrier(slogdet_p, square("slogdet", a))
     return SlogdetResult(packed[..., 0], real(packed[..., 1]))
 
 
-def logdet(x: TensorLike, /) -> Tensor:
+def logdet(x: TensorLike) -> Tensor:
     """The logarithm of each determinant (PyTorch's ``logdet``): NaN where a real one is negative, -inf where it is 0.
 
     x: ``(..., n, n)``.  Gradient as of :func:`slogdet`.  Raises ShapeError, LinAlgError.

@@ -191,7 +191,7 @@ cholesky_vjp_p: Primitive = declare(
 )  # fmt: skip
 
 
-def cholesky(x: TensorLike, /, *, upper: bool = False) -> Tensor:
+def cholesky(x: TensorLike, *, upper: bool = False) -> Tensor:
     """The lower triangular ``l`` with ``l @ l.mH = x``, or the upper one ``u`` with ``u.mH @ u = x``.
 
     x: ``(..., n, n)``, positive definite; one triangle is read.  The gradient is Hermitian if ``x`` is.  Raises
@@ -298,7 +298,7 @@ def _triangle(op: str, UPLO: str) -> bool:
     return UPLO.upper() == "U"
 
 
-def eigh(x: TensorLike, /, UPLO: str = "L") -> EighResult:
+def eigh(a: TensorLike, UPLO: str = "L") -> EighResult:
     """Eigenvalues, ascending, and orthonormal eigenvectors of Hermitian matrices (NumPy's ``linalg.eigh``).
 
     x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient through the eigenvectors divides by the
@@ -307,14 +307,14 @@ def eigh(x: TensorLike, /, UPLO: str = "L") -> EighResult:
     LinAlgError.
     """
     upper = _triangle("eigh", UPLO)
-    return EighResult(*_parts(barrier(eigh_p, whole(square("eigh", x)), upper=upper)))
+    return EighResult(*_parts(barrier(eigh_p, whole(square("eigh", a)), upper=upper)))
 
 
-def eigvalsh(x: TensorLike, /, UPLO: str = "L") -> Tensor:
+def eigvalsh(a: TensorLike, UPLO: str = "L") -> Tensor:
     """The eigenvalues, ascending, of Hermitian matrices (NumPy's ``linalg.eigvalsh``).
 
     x: ``(..., n, n)``, of which triangle ``UPLO`` is read.  The gradient at repeated eigenvalues is finite,
     and depends on the eigenvectors that LAPACK chose.  Raises ShapeError, LinAlgError.
     """
     upper = _triangle("eigvalsh", UPLO)
-    return barrier(eigvalsh_p, whole(square("eigvalsh", x)), upper=upper)
+    return barrier(eigvalsh_p, whole(square("eigvalsh", a)), upper=upper)

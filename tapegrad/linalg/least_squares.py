@@ -94,7 +94,7 @@ def max_side(x: Tensor) -> int:
 
 
 def pinv(
-    x: TensorLike, /, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None,
+    a: TensorLike, rcond: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None,
     atol: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the pseudo-inverse of each matrix, ``(..., n, m)`` for ``(..., m, n)`` (NumPy's ``linalg.pinv``).
@@ -104,16 +104,16 @@ def pinv(
     says (NumPy: 1e-15), or 0 if ``atol`` is given; atol: so do those of at most this size, whichever bound is larger
     (PyTorch's).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
     """
-    x = matrix("pinv", x)
-    x = whole(x) if hermitian else x
+    a = matrix("pinv", a)
+    a = whole(a) if hermitian else a
     rtol = rcond if rtol is None else rtol
     if atol is not None:
-        largest = unrecorded(lambda: max(svdvals(x), axis=-1)) if max_side(x) and x.size else tensor("pinv", 0.0, x)
-        share = where(largest > 0, tensor("pinv", atol, x) / where(largest > 0, largest, 1), 0)
-        rtol = unrecorded(lambda: share if rtol is None else maximum(share, tensor("pinv", rtol, x)))
-    if rtol is not None and getattr(rtol, "size", 1) != 1 and x.ndim > 2:
-        return _pinv_of_each(x, rtol)
-    return barrier(pinv_p, x, rtol=_cutoff("pinv", x, rtol))
+        largest = unrecorded(lambda: max(svdvals(a), axis=-1)) if max_side(a) and a.size else tensor("pinv", 0.0, a)
+        share = where(largest > 0, tensor("pinv", atol, a) / where(largest > 0, largest, 1), 0)
+        rtol = unrecorded(lambda: share if rtol is None else maximum(share, tensor("pinv", rtol, a)))
+    if rtol is not None and getattr(rtol, "size", 1) != 1 and a.ndim > 2:
+        return _pinv_of_each(a, rtol)
+    return barrier(pinv_p, a, rtol=_cutoff("pinv", a, rtol))
 
 
 def _pinv_of_each(x: Tensor, rtol: TensorLike) -> Tensor:
@@ -127,7 +127,7 @@ def _pinv_of_each(x: Tensor, rtol: TensorLike) -> Tensor:
 
 
 def matrix_rank(
-    x: TensorLike, /, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None,
+    A: TensorLike, tol: TensorLike | None = None, hermitian: bool = False, *, rtol: TensorLike | None = None,
     atol: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """Return how many singular values of each matrix exceed ``atol`` and ``rtol`` times the largest (no derivative).
@@ -135,10 +135,10 @@ def matrix_rank(
     rtol None: the rounding error of the dtype times the larger dimension, or 0 if ``atol`` (NumPy's name: ``tol``) is
     given.  A vector has rank 1 unless it is 0 (NumPy's ``linalg.matrix_rank``).  Raises LinAlgError.
     """
-    x = tensor("matrix_rank", x)
-    if x.ndim < 2:
-        return cast(any_of(not_equal(x, 0)), dtypes.int64)
-    return unrecorded(_matrix_rank, matrix("matrix_rank", x), rtol, tol if atol is None else atol)
+    A = tensor("matrix_rank", A)
+    if A.ndim < 2:
+        return cast(any_of(not_equal(A, 0)), dtypes.int64)
+    return unrecorded(_matrix_rank, matrix("matrix_rank", A), rtol, tol if atol is None else atol)
 
 
 def _matrix_rank(x: Tensor, rtol: TensorLike | None, atol: TensorLike | None) -> Tensor:

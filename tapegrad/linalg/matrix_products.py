@@ -22,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def outer(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def outer(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The product of each element of the vector ``x1`` with each of the vector ``x2``.  Raises ShapeError."""
     x, y = promote("outer", (x1, x2))
     if x.ndim != 1 or y.ndim != 1:
@@ -31,7 +31,7 @@ def outer(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 @in_float32
-def cross(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
+def cross(x1: TensorLike, x2: TensorLike, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of length 3 along ``axis``; other dimensions broadcast.
 
     axis: negative, counted in both.  Raises ShapeError, AxisError.
@@ -48,22 +48,22 @@ def cross(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     return moveaxis(out, -1, normalize_axis("cross", axis, out.ndim))
 
 
-def diagonal(x: TensorLike, /, *, offset: int = 0) -> Tensor:
+def diagonal(x: TensorLike, *, offset: int = 0) -> Tensor:
     """Diagonal ``offset`` (positive: above the main one) of each matrix: a view.  Raises ShapeError."""
     return diagonals.diagonal(x, offset, -2, -1)
 
 
-def trace(x: TensorLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
+def trace(x: TensorLike, *, offset: int = 0, dtype: DTypeLike | None = None) -> Tensor:
     """The sum of diagonal ``offset`` of each matrix; small integers are summed in 64 bits.  Raises ShapeError."""
     return diagonals.trace(x, offset, -2, -1, dtype)
 
 
-def matrix_power(x: TensorLike, n: int, /) -> Tensor:
+def matrix_power(a: TensorLike, n: int) -> Tensor:
     """Each square matrix to the integer power ``n``, that of its inverse if negative (NumPy's ``linalg.matrix_power``).
 
     By squaring, so derivatives take as many products.  Raises ShapeError, LinAlgError.
     """
-    base = factor = check_square("matrix_power", tensor("matrix_power", x))
+    base = factor = check_square("matrix_power", tensor("matrix_power", a))
     n = n.__index__()
     if n == 0:
         return broadcast_to(identity(base), base.shape)
@@ -81,7 +81,7 @@ def matrix_power(x: TensorLike, n: int, /) -> Tensor:
     return own(out, base)
 
 
-def multi_dot(arrays: Sequence[TensorLike], /) -> Tensor:
+def multi_dot(arrays: Sequence[TensorLike]) -> Tensor:
     """The product of a chain of matrices, in the order that takes the fewest operations (NumPy's ``linalg.multi_dot``).
 
     arrays: two or more matrices, the first and the last may be vectors.  Raises ShapeError.

@@ -94,7 +94,7 @@ def _matrix(op: str, x: Tensor, ord: Order) -> Tensor:
 
 
 @in_float32
-def norm(x: TensorLike, /, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def norm(x: TensorLike, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The norm of vectors (one axis) or matrices (two), or of all elements (NumPy's ``linalg.norm``).
 
     ord: for vectors None or 2 (Euclidean), inf, -inf, 0 (how many are not 0), 1, any power; for matrices None or
@@ -114,7 +114,7 @@ def norm(x: TensorLike, /, ord: Order = None, axis: Axis = None, keepdims: bool 
 
 
 @in_float32
-def vector_norm(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False, ord: Order = 2) -> Tensor:
+def vector_norm(x: TensorLike, *, axis: Axis = None, keepdims: bool = False, ord: Order = 2) -> Tensor:
     """The norm of the elements along ``axis`` (one or more; None: all), as :func:`norm` of vectors.
 
     Raises ShapeError, AxisError.
@@ -123,14 +123,14 @@ def vector_norm(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False, 
     return _vector("vector_norm", x, ord, _axes("vector_norm", axis, x.ndim), keepdims)
 
 
-def matrix_norm(x: TensorLike, /, *, keepdims: bool = False, ord: Order = "fro") -> Tensor:
+def matrix_norm(x: TensorLike, *, keepdims: bool = False, ord: Order = "fro") -> Tensor:
     """The norm of each matrix along the last two axes, as :func:`norm` of matrices.  Raises ShapeError, LinAlgError."""
     x = matrix("matrix_norm", x)
     out = _matrix("matrix_norm", x, ord)
     return reshape(out, (*out.shape, 1, 1)) if keepdims else out
 
 
-def cond(x: TensorLike, /, p: Order = None) -> Tensor:
+def cond(x: TensorLike, p: Order = None) -> Tensor:
     """The condition number of each matrix in norm ``p`` (NumPy's ``linalg.cond``); inf for a singular one.
 
     p: None or 2: the largest singular value over the smallest, -2: the inverse of that; else an ord of :func:`norm`,

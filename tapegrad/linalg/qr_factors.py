@@ -109,19 +109,19 @@ qr_complete_p: Primitive = declare(
 )
 
 
-def qr(x: TensorLike, /, mode: str = "reduced") -> Tensor | QRResult:
-    """Orthonormal columns times an upper triangle, ``x = Q @ R`` (NumPy's ``linalg.qr``).
+def qr(a: TensorLike, mode: str = "reduced") -> Tensor | QRResult:
+    """Orthonormal columns times an upper triangle, ``a = Q @ R`` (NumPy's ``linalg.qr``).
 
     x: ``(..., m, n)``; Q: ``(..., m, k)``, R: ``(..., k, n)`` with ``k = min(m, n)``; mode "complete": ``k = m``, which
     has a gradient if ``m <= n`` only; mode "r": R alone.  The gradient needs the first ``k`` columns to be
     independent.  Raises ShapeError, LinAlgError.
     """
-    x = matrix("qr", x)
-    m, n = x.shape[-2:]
+    a = matrix("qr", a)
+    m, n = a.shape[-2:]
     if mode not in ("reduced", "complete", "r"):
         raise ShapeError(f"qr: mode={mode!r}; give 'reduced', 'complete' or 'r'")
     if mode == "complete" and m > n:
-        packed = barrier(qr_complete_p, x)
+        packed = barrier(qr_complete_p, a)
         return QRResult(packed[..., :m], packed[..., m:])
-    q, r = _qr_parts(barrier(qr_p, x), m, n)
+    q, r = _qr_parts(barrier(qr_p, a), m, n)
     return r if mode == "r" else QRResult(q, r)

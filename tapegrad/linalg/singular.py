@@ -178,7 +178,7 @@ svdvals_p: Primitive = declare(
 )
 
 
-def svdvals(x: TensorLike, /) -> Tensor:
+def svdvals(x: TensorLike) -> Tensor:
     """The singular values of each matrix, descending (NumPy's ``linalg.svdvals``).
 
     The gradient is finite at repeated values and at 0, and depends there on the vectors that LAPACK chose.  Raises
@@ -188,9 +188,9 @@ def svdvals(x: TensorLike, /) -> Tensor:
 
 
 def svd(
-    x: TensorLike, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+    a: TensorLike, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
 ) -> Tensor | SVDResult:
-    """The singular value decomposition ``x = U @ diag(S) @ Vh`` (NumPy's ``linalg.svd``).
+    """The singular value decomposition ``a = U @ diag(S) @ Vh`` (NumPy's ``linalg.svd``).
 
     x: ``(..., m, n)``; U: ``(..., m, m)``, Vh: ``(..., n, n)``, or with ``full_matrices=False`` only ``min(m, n)``
     columns and rows.  compute_uv=False: ``S`` alone; hermitian is accepted for NumPy, and ignored.  The gradient
@@ -198,12 +198,12 @@ def svd(
     functions that do not depend on their common phases; if more of them than ``min(m, n)`` are asked for it raises
     NoGradientError.  Raises ShapeError, LinAlgError.
     """
-    x = matrix("svd", x)
-    m, n = x.shape[-2:]
+    a = matrix("svd", a)
+    m, n = a.shape[-2:]
     if not compute_uv:
-        return svdvals(x)
+        return svdvals(a)
     if full_matrices and m != n:
-        u, s, vh = _full_parts(barrier(svd_full_p, x), x)
+        u, s, vh = _full_parts(barrier(svd_full_p, a), a)
         return SVDResult(barrier(full_part_p, u), real(s), barrier(full_part_p, vh))
-    u, s, v = _parts(barrier(svd_p, x), m)
+    u, s, v = _parts(barrier(svd_p, a), m)
     return SVDResult(u, s, H(v))

@@ -74,7 +74,7 @@ def _right_side(op: str, a: TensorLike, b: TensorLike) -> tuple[Tensor, Tensor, 
     return a, b, vector
 
 
-def solve(a: TensorLike, b: TensorLike, /) -> Tensor:
+def solve(a: TensorLike, b: TensorLike) -> Tensor:
     """The ``x`` with ``a @ x = b`` (NumPy's ``linalg.solve``).
 
     a: ``(..., n, n)``; b: ``(n,)``, or ``(..., n, k)``; leading dimensions broadcast.  Raises ShapeError, and
@@ -98,12 +98,12 @@ inv_p: Primitive = declare(
 )  # fmt: skip
 
 
-def inv(x: TensorLike, /) -> Tensor:
+def inv(a: TensorLike) -> Tensor:
     """The inverse of each square matrix (NumPy's ``linalg.inv``).
 
     Raises ShapeError, and LinAlgError for a singular matrix (on CUDA CuPy gives infinities or NaN instead).
     """
-    return barrier(inv_p, square("inv", x))
+    return barrier(inv_p, square("inv", a))
 
 
 def _run_triangular(xp: Namespace, a: Array, b: Array, *, lower: bool, unit: bool, out: Array) -> None:

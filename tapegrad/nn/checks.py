@@ -16,7 +16,7 @@ def positive(who: object, name: str, value: int) -> int:
 
 def rate(who: object, value: float) -> float:
     """``value`` if it is a probability.  Raises TapegradError."""
-    if not 0 <= value <= 1:
+    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise TapegradError(f"{who}: wanted a rate from 0 to 1, got {value!r}")
     return value
 

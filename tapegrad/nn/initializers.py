@@ -110,7 +110,7 @@ def get(initializer: str | Initializer) -> Initializer:
     """
     if callable(initializer):
         return initializer
-    maker = _BY_NAME.get(initializer)
+    maker = _BY_NAME.get(initializer) if isinstance(initializer, str) else None
     if maker is None:
         raise TapegradError(f"initializer: wanted a function or one of {', '.join(_BY_NAME)}; got {initializer!r}")
     return maker

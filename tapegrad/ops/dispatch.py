@@ -180,16 +180,19 @@ def _holds_tensor(x: object) -> bool:
     return any(is_handle(item) for item in nest.leaves(x))
 
 
-def several(op: str, xs: Iterable[TensorLike]) -> tuple[Tensor, ...]:
+def several(op: str, xs: Iterable[TensorLike], dtype: DTypeLike | None = None) -> tuple[Tensor, ...]:
+    """The operands of an operation that joins arrays, as tensors of one dtype: ``dtype``, or what they promote to."""
     operands = tuple(xs)
     if not operands:
         raise ShapeError(f"{op}: needs at least one tensor")
+    if dtype is not None:
+        operands = tuple(asarray(x, dtype) for x in operands)
     return promote(op, operands)
 
 
-def stack(xs: Sequence[TensorLike], /, axis: int = 0) -> Tensor:
-    """Tensors of one shape along a new ``axis``.  Raises ShapeError, AxisError."""
-    parts = several("stack", xs)
+def stack(arrays: Sequence[TensorLike], axis: int = 0, *, dtype: DTypeLike | None = None) -> Tensor:
+    """Tensors of one shape along a new ``axis``, in ``dtype`` if it is given.  Raises ShapeError, AxisError."""
+    parts = several("stack", arrays, dtype)
     shape = parts[0].shape
     for x in parts:
         if x.shape != shape:
@@ -199,10 +202,10 @@ def stack(xs: Sequence[TensorLike], /, axis: int = 0) -> Tensor:
 
 
 def asarray(
-    x: TensorLike | Sequence[TensorLike], /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    a: TensorLike | Sequence[TensorLike], dtype: DTypeLike | None = None, *, device: Device | str | None = None,
     copy: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """``x`` (tensor, variable, array, number, nested sequence) as a tensor.
+    """``a`` (tensor, variable, array, number, nested sequence) as a tensor.
 
     Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
     tensor that has the wanted dtype and device is returned as it is, unless ``copy=True``; of a variable each reading
@@ -214,21 +217,21 @@ def asarray(
     """
     wanted = None if dtype is None else dtypes.asdtype(dtype)
     if copy is False:
-        _check_shareable(x, wanted, device)
-    if is_handle(x):
-        source = out = convert(x)
+        _check_shareable(a, wanted, device)
+    if is_handle(a):
+        source = out = convert(a)
         if device is not None and asdevice(device) is not out.device:
             out = out.to_device(device)
         if wanted is not None:
             out = cast(out, wanted)
-        return own(out, source) if copy or source is not x else out
-    if isinstance(x, (list, tuple)) and _holds_tensor(x):
-        out = stack([asarray(item, dtype=dtype, device=device) for item in x])
+        return own(out, source) if copy or source is not a else out
+    if isinstance(a, (list, tuple)) and _holds_tensor(a):
+        out = stack([asarray(item, dtype=dtype, device=device) for item in a])
         return out if wanted is None else cast(out, wanted)
-    where = device_of(x) if device is None else asdevice(device)
+    where = device_of(a) if device is None else asdevice(device)
     if copy is None:
-        return operand(x, where, wanted, alone=True)
-    return upload(x, where, wanted, copy=copy, shared=not copy)
+        return operand(a, where, wanted, alone=True)
+    return upload(a, where, wanted, copy=copy, shared=not copy)
 
 
 def precise(op: str, x: TensorLike, beside: Tensor | None = None) -> Tensor:
@@ -279,7 +282,7 @@ def unary(
     memo, name = prim.memo, prim.name
     named_by_policy = name in NAMED
 
-    def op(x: TensorLike, /) -> Tensor:
+    def op(x: TensorLike) -> Tensor:
         if named_by_policy and thread.autocasts:
             x = tensor(name, x)
         if type(x) is Tensor:
@@ -331,7 +334,7 @@ def _binary(prim: Elementwise, to: ToDType | None, polite: bool) -> Callable[[An
     memo, name = prim.memo, prim.name
     named_by_policy = name in NAMED
 
-    def op(x: TensorLike, y: TensorLike, /) -> Any:
+    def op(x: TensorLike, y: TensorLike) -> Any:
         if named_by_policy and thread.autocasts:
             x, y = by_policy(name, (x, y))
         if type(x) is Variable:

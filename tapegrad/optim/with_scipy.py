@@ -54,7 +54,7 @@ def _numbers(vector: Vector) -> Tensor:
 
 
 def _objective(f: Callable[[Tensor], object]) -> Callable[[Vector], tuple[float, Vector]]:
-    both = value_and_grad(f)
+    both: Callable[[Tensor], Any] = value_and_grad(f)
 
     def fun(flat: Vector) -> tuple[float, Vector]:
         value, gradient = unrecorded(both, _numbers(flat))

@@ -474,16 +474,16 @@ class Method:
 
 
 @overload
-def function(f: Callable[P, R], /, *, budget: int | str | None = ..., max_signatures: int = ...) -> Function[P, R]: ...
+def function(f: Callable[P, R], *, budget: int | str | None = ..., max_signatures: int = ...) -> Function[P, R]: ...
 
 
 @overload
 def function(
-    f: None = ..., /, *, budget: int | str | None = ..., max_signatures: int = ...
+    f: None = ..., *, budget: int | str | None = ..., max_signatures: int = ...
 ) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 
 
-def function(f: Any = None, /, *, budget: int | str | None = None, max_signatures: int = 8) -> Any:
+def function(f: Any = None, *, budget: int | str | None = None, max_signatures: int = 8) -> Any:
     """``f``, whose works are captured at its first call and replayed, without Python's overhead, from the third on.
 
     ``f`` is a function or method, say a whole training step: tape, gradients, ``optimizer.apply_gradients``.  For each

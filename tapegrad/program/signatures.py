@@ -6,7 +6,7 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.core.state import precision, thread
-from tapegrad.device import CPU, threads
+from tapegrad.device import CPU, dtypes, threads
 from tapegrad.program.eager import PLAIN
 from tapegrad.tensor import Tensor
 
@@ -42,7 +42,11 @@ def signature(args: Any, named: Any, plain: bool = False) -> tuple[Any, tuple[An
         else:
             parts.append((type(x), id(x)))
             held.append(x)
-    return (shape, tuple(parts), threads.crew.count, thread.autocasts[-1:], precision()), tuple(held), tensors
+    return (
+        (shape, tuple(parts), threads.crew.count, thread.autocasts[-1:], precision(), dtypes.asdtype(None)),
+        tuple(held),
+        tensors,
+    )
 
 
 def _of_states(args: Any, named: Any) -> tuple[list[Any], Any] | None:
@@ -84,7 +88,8 @@ def _differences(a: Any, b: Any) -> list[str]:
     found = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
     found += ["the number of threads"] if a[2] != b[2] else []
     found += ["the autocast in force"] if a[3] != b[3] else []
-    return found + (["the precision of float32 products"] if a[4] != b[4] else [])
+    found += ["the precision of float32 products"] if a[4] != b[4] else []
+    return found + (["the default dtype"] if a[5] != b[5] else [])
 
 
 def _shown(part: Any) -> str:

@@ -131,6 +131,7 @@ def integers(
     endpoint: whether ``high`` is one of them.  Raises DomainError for an empty range or one beyond the dtype's,
     DTypeError, ShapeError.
     """
+    lengths = lengths_of(shape, low, high)
     wanted = dtypes.asdtype(dtype)
     low, above = (0, low) if high is None else (low, high)
     low, above = int(low), int(above) + endpoint
@@ -138,7 +139,6 @@ def integers(
         raise DTypeError(f"random.integers: dtype must be an integer, got {wanted}")
     if low >= above or low < dtypes.iinfo(wanted).min or above - 1 > dtypes.iinfo(wanted).max:
         raise DomainError(f"random.integers: no {wanted} lies in [{low}, {above}), or not all of it")
-    lengths = lengths_of(shape)
     key, counter = (generator or default_generator).draw(prod(lengths), lambda size: -(-size // 4))
     return barrier(
         integers_p, key=key, counter=counter, shape=lengths, low=low, count=above - low, dtype=wanted,

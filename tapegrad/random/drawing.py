@@ -43,18 +43,29 @@ def infer_drawn(*parameters: ShapedArray, key: int, counter: int, dtype: DType) 
     return parameters[0].with_dtype(dtype)
 
 
-def lengths_of(shape: int | Sequence[int]) -> Shape:
-    """A shape as users give it.  Raises DTypeError, ShapeError."""
+_FIRST = "the shape comes first, and parameters follow: tg.random.uniform((3,), low, high), or shape=(3,)"
+
+
+def lengths_of(shape: int | Sequence[int], *parameters: object) -> Shape:
+    """A shape as users give it, beside the ``parameters`` of the distribution.
+
+    Raises DTypeError, and ShapeError, which also recognizes NumPy's order of arguments with the size at the end.
+    """
     try:
         lengths = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
     except TypeError:
-        raise DTypeError(f"random: a shape is made of integers, got {shape!r:.60}") from None
+        raise DTypeError(f"random: a shape is made of integers, got {shape!r:.60}; {_FIRST}") from None
     if any(n < 0 for n in lengths):
-        raise ShapeError(f"random: shape {shape} has a negative length")
+        raise ShapeError(f"random: shape {shape} has a negative length; {_FIRST}")
+    size = next((p for p in parameters if isinstance(p, tuple) and all(type(n) is int for n in p)), None)
+    if size is not None and not isinstance(shape, (tuple, list)):
+        raise ShapeError(f"random: shape is {shape!r} and a parameter is {size!r}; {_FIRST} (parameters may be lists)")
     return lengths
 
 
-def unit(shape: Shape, dtype: DTypeLike, generator: Generator | None, device: Device | str | None = None) -> Tensor:
+def unit(
+    shape: Shape, dtype: DTypeLike | None, generator: Generator | None, device: Device | str | None = None
+) -> Tensor:
     """Uniform in [0, 1) on a grid: multiples of 2**-53 (float64), 2**-24 (float32), or the coarser of a short float."""
     drawn, wanted = drawn_dtype(dtype), dtypes.asdtype(dtype)
     numbers = 4 if drawn == dtypes.float64 else 8  # of a block
@@ -76,7 +87,7 @@ def home(device: Device | str | None) -> Device:
     return current_device() if device is None else asdevice(device)
 
 
-def drawn_dtype(dtype: DTypeLike) -> DType:
+def drawn_dtype(dtype: DTypeLike | None) -> DType:
     """The dtype in which numbers for ``dtype`` are made.  Raises DTypeError."""
     wanted = dtypes.asdtype(dtype)
     if not dtypes.is_inexact(wanted) or wanted.kind == "c":
@@ -105,17 +116,18 @@ class Draw:
         op: str,
         shape: int | Sequence[int],
         parameters: Sequence[TensorLike],
-        dtype: DTypeLike,
+        dtype: DTypeLike | None,
         generator: Generator | None,
         device: Device | str | None,
     ) -> None:
         self.wide = drawn_dtype(dtype)
         self.generator = generator or default_generator
+        lengths = lengths_of(shape, *parameters)
         tensors = [p for p in parameters if isinstance(p, Tensor)]
         self.device = tensors[0].device if device is None and tensors else home(device)
         beside = tensors[0] if tensors else None
         self.parameters = [self._parameter(op, p, beside) for p in parameters]
-        self.shape = broadcast_shapes(f"random.{op}", lengths_of(shape), *(p.shape for p in self.parameters))
+        self.shape = broadcast_shapes(f"random.{op}", lengths, *(p.shape for p in self.parameters))
 
     def _parameter(self, op: str, p: TensorLike, beside: Tensor | None) -> Tensor:
         if isinstance(p, (int, float)) and not hasattr(p, "dtype"):
@@ -157,7 +169,7 @@ def distribution(
 
     def public(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name = sample.__name__
-        takes = {"shape": (), **defaults, "dtype": "int64" if counts else "float32", "generator": None, "device": None}
+        takes = {"shape": (), **defaults, "dtype": "int64" if counts else None, "generator": None, "device": None}
         kinds = {"shape": "int | Sequence[int]", "dtype": "DTypeLike", "generator": "Generator | None",
                  "device": "Device | str | None"}  # fmt: skip
         signature = inspect.Signature(

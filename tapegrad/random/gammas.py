@@ -84,7 +84,7 @@ def standard_t(d: Draw, df: Tensor) -> Tensor:
 def dirichlet(
     alpha: TensorLike,
     shape: int | Sequence[int] = (),
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
     generator: Generator | None = None,
     device: Device | str | None = None,
 ) -> Tensor:

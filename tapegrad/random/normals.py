@@ -18,7 +18,7 @@ from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 def standard_normal(
     shape: int | Sequence[int] = (),
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
     generator: Generator | None = None,
     device: Device | str | None = None,
 ) -> Tensor:
@@ -49,7 +49,7 @@ def multivariate_normal(
     mean: TensorLike,
     cov: TensorLike,
     shape: int | Sequence[int] = (),
-    dtype: DTypeLike = "float32",
+    dtype: DTypeLike | None = None,
     generator: Generator | None = None,
     device: Device | str | None = None,
 ) -> Tensor:

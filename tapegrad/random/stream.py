@@ -25,9 +25,9 @@ class Generator:
         self._lock = locks.lock()
         self._state = Cell((int.from_bytes(os.urandom(8), "little") if seed is None else _seed(seed), 0))
 
-    def seed(self, n: int) -> None:
-        """Start the stream of seed ``n`` from its beginning."""
-        self._state.set((_seed(n), 0))
+    def seed(self, seed: int) -> None:
+        """Start the stream of ``seed`` from its beginning."""
+        self._state.set((_seed(seed), 0))
 
     def take(self, blocks: int) -> tuple[int, int]:
         """The key and the position of ``blocks`` fresh blocks of four 64-bit words."""
@@ -89,6 +89,6 @@ def _seed(n: int) -> int:
 default_generator = Generator(0x7A9E)
 
 
-def seed(n: int) -> None:
-    """Start the default generator's stream of seed ``n`` from its beginning."""
-    default_generator.seed(n)
+def seed(seed: int) -> None:
+    """Start the default generator's stream of ``seed`` from its beginning."""
+    default_generator.seed(seed)

@@ -9,26 +9,32 @@ from typing import Any
 from tapegrad.device import Device, dtypes
 from tapegrad.errors import DomainError
 from tapegrad.ops import argsort, asarray, less, take
-from tapegrad.ops.dispatch import barrier, cast
+from tapegrad.ops.dispatch import SCALARS, barrier, cast, tensor
 from tapegrad.random.drawing import bits16_p, box_muller, drawn_dtype, home, is_number, lengths_of, near, unit
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
+def _parameter(op: str, p: TensorLike, beside: Tensor) -> Any:
+    """A Python number as it is, anything else as a tensor.  Raises NotATensorError."""
+    return p if isinstance(p, SCALARS) else tensor(f"random.{op}", p, beside)
+
+
 def uniform(
-    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: DTypeLike = "float32",
+    shape: int | Sequence[int] = (), low: Any = 0.0, high: Any = 1.0, dtype: DTypeLike | None = None,
     generator: Generator | None = None, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Uniform numbers in ``[low, high)`` (rounding may reach ``high``, as in NumPy); differentiable in the bounds.
 
     Raises DTypeError, ShapeError.
     """
-    u = unit(lengths_of(shape), dtype, generator, near(device, low, high))
+    u = unit(lengths_of(shape, low, high), dtype, generator, near(device, low, high))
+    low, high = (_parameter("uniform", p, u) for p in (low, high))
     return u if is_number(low, 0.0) and is_number(high, 1.0) else low + (high - low) * u
 
 
 def normal(
-    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: DTypeLike = "float32",
+    shape: int | Sequence[int] = (), mean: Any = 0.0, std: Any = 1.0, dtype: DTypeLike | None = None,
     generator: Generator | None = None, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Normal numbers (Box and Muller 1958), differentiable in ``mean`` and ``std``.
@@ -37,14 +43,15 @@ def normal(
     """
     if isinstance(std, (int, float)) and std < 0:
         raise DomainError(f"random.normal: std={std} is negative")
-    lengths, where = lengths_of(shape), near(device, mean, std)
+    lengths, where = lengths_of(shape, mean, std), near(device, mean, std)
     u, v = (unit(lengths, drawn_dtype(dtype), generator, where) for _ in range(2))
     z = cast(box_muller(u, v), dtypes.asdtype(dtype))
+    mean, std = (_parameter("normal", p, z) for p in (mean, std))
     return z if is_number(mean, 0.0) and is_number(std, 1.0) else mean + std * z
 
 
 def bernoulli(
-    shape: int | Sequence[int] = (), p: TensorLike = 0.5, dtype: DTypeLike = "float32",
+    shape: int | Sequence[int] = (), p: TensorLike = 0.5, dtype: DTypeLike | None = None,
     generator: Generator | None = None, *, bits: int = 24, device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """1 with probability ``p``, else 0, decided by a float32 draw (``p`` rounded up to a multiple of 2**-24).

@@ -8,10 +8,10 @@ from tapegrad.signal.densities import csd, periodogram, welch
 from tapegrad.signal.filtering import lfilter, sosfilt
 from tapegrad.signal.spectral import istft, stft
 from tapegrad.signal.trends import detrend
-from tapegrad.spellings import open_to_users
+from tapegrad.spellings import explain
 
 __all__ = [
     "convolve", "convolve2d", "correlate", "correlate2d", "csd", "detrend", "fftconvolve", "hilbert", "istft",
     "lfilter", "periodogram", "sosfilt", "stft", "welch",
 ]  # fmt: skip
-open_to_users(globals(), __name__)
+explain(globals(), __name__)

@@ -10,9 +10,9 @@ from tapegrad.sparse import interop
 from tapegrad.sparse.array import SparseTensor, asarray, coo, csr, matmul
 from tapegrad.sparse.direct import spsolve
 from tapegrad.sparse.krylov import cg, gmres
-from tapegrad.spellings import open_to_users
+from tapegrad.spellings import explain
 
 __all__ = ["SparseTensor", "asarray", "cg", "coo", "csr", "gmres", "matmul", "spsolve"]
 
 interop.bind()
-open_to_users(globals(), __name__)
+explain(globals(), __name__)

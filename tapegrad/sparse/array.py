@@ -264,7 +264,7 @@ def asarray(a: SparseLike, dtype: DTypeLike | None = None) -> SparseTensor:
     return a if dtype is None else a.astype(dtype)
 
 
-def matmul(a: TensorLike | SparseLike, b: TensorLike | SparseLike, /) -> Tensor:
+def matmul(a: TensorLike | SparseLike, b: TensorLike | SparseLike) -> Tensor:
     """The product of a sparse matrix with a dense array, one on either side; the result is dense.
 
     The sparse one is a :class:`SparseTensor`, or a matrix of SciPy's or cupyx' (whose values are constants); the dense

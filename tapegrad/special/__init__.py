@@ -16,8 +16,8 @@ from tapegrad.special.integrals import *  # noqa: F403
 from tapegrad.special.normal import *  # noqa: F403
 from tapegrad.special.reductions import *  # noqa: F403
 from tapegrad.special.transforms import *  # noqa: F403
-from tapegrad.spellings import open_to_users
+from tapegrad.spellings import explain
 
 _PARTS = (bessel, entropies, gammas, incomplete, integrals, normal, reductions, transforms)
 __all__ = [name for part in _PARTS for name in part.__all__]
-open_to_users(globals(), __name__)
+explain(globals(), __name__)

@@ -138,11 +138,16 @@ def _public(prim: Primitive, apply: Callable[..., Tensor]) -> Callable[..., Tens
     """The function that users call."""
     count, name, to = len(prim.operands), prim.name, real_float(prim.name)
 
-    def op(*xs: TensorLike) -> Tensor:
+    def op(*xs: TensorLike, **named: TensorLike) -> Tensor:
+        if named:
+            try:
+                xs = inspect.signature(op).bind(*xs, **named).args
+            except TypeError as e:
+                raise TypeError(f"{name}: {e}") from None
         if len(xs) != count:
             raise TypeError(f"{name}: takes {count} arguments ({', '.join(prim.operands)}), got {len(xs)}")
         return apply(prim, *(promote(name, xs, to) if apply is bind else together(name, xs)))
 
     kind = inspect.Parameter
-    with_parameters(op, [kind(p, kind.POSITIONAL_ONLY) for p in prim.operands])
+    with_parameters(op, [kind(p, kind.POSITIONAL_OR_KEYWORD) for p in prim.operands])
     return named(op, prim, ", ".join(prim.operands), "tapegrad.special")

@@ -84,7 +84,7 @@ def _of_order(name: str, slope: Callable[..., Tensor], doc: str, first: float = 
         doc,
     )
 
-    def op(v: TensorLike, x: TensorLike, /) -> Tensor:
+    def op(v: TensorLike, x: TensorLike) -> Tensor:
         return barrier(prim, *with_order(name, v, x))
 
     op.__name__ = op.__qualname__ = name

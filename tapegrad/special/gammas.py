@@ -62,7 +62,7 @@ _polygamma_p = barrier_of(
 )
 
 
-def polygamma(n: TensorLike, x: TensorLike, /) -> Tensor:
+def polygamma(n: TensorLike, x: TensorLike) -> Tensor:
     """The ``n``-th derivative of ``digamma`` at ``x`` (SciPy's ``polygamma``); it has no gradient in ``n``.
 
     n: 0, 1, 2, ..., a number or an array that broadcasts with ``x``; the dtype is that of ``x``.
@@ -88,7 +88,7 @@ _riemann_p = barrier_of(
 )
 
 
-def zeta(x: TensorLike, q: TensorLike | None = None, /) -> Tensor:
+def zeta(x: TensorLike, q: TensorLike | None = None) -> Tensor:
     """The sum of ``(k + q)**-x`` over ``k = 0, 1, ...`` (SciPy's ``zeta``); ``q=None``: Riemann's, ``q = 1``.
 
     The gradient is that in ``q``; asking for one in ``x`` raises NoGradientError.
@@ -102,7 +102,7 @@ zetac = pointwise(
 )  # fmt: skip
 
 
-def multigammaln(a: TensorLike, d: int, /) -> Tensor:
+def multigammaln(a: TensorLike, d: int) -> Tensor:
     """Logarithm of the multivariate gamma function of dimension ``d`` (SciPy's ``multigammaln``).
 
     Defined for ``a > (d - 1) / 2``.  Raises ShapeError unless ``d`` is a positive integer.
@@ -119,7 +119,7 @@ def multigammaln(a: TensorLike, d: int, /) -> Tensor:
 mvlgamma = multigammaln
 
 
-def factorial(n: TensorLike, /) -> Tensor:
+def factorial(n: TensorLike) -> Tensor:
     """``gamma(n + 1)``, 0 for negative ``n`` (SciPy's ``factorial`` with ``exact=False``)."""
     (n,) = promote("factorial", (n,), real_float("factorial"))
     return where(n < 0, 0.0, gamma(where(n < 0, 0.0, n) + 1))
@@ -155,7 +155,7 @@ binom = pointwise(
 )  # fmt: skip
 
 
-def comb(N: TensorLike, k: TensorLike, /) -> Tensor:
+def comb(N: TensorLike, k: TensorLike) -> Tensor:
     """How many ways there are to choose ``k`` of ``N`` (SciPy's ``comb`` with ``exact=False``); 0 where there is none.
 
     As ``binom`` it is a smooth function of real numbers, and so are its gradients; they are 0 where it is 0.

@@ -44,7 +44,7 @@ _expn_p: Primitive = barrier_of(
 )
 
 
-def expn(n: TensorLike, x: TensorLike, /) -> Tensor:
+def expn(n: TensorLike, x: TensorLike) -> Tensor:
     """The integral of ``exp(-x t) / t**n`` from 1 to infinity (SciPy's ``expn``); no gradient in ``n``.
 
     n: 0, 1, 2, ...; the gradient at 0 is infinite for ``n < 2``, ``-1 / (n - 2)`` for ``n > 2``.
@@ -88,7 +88,7 @@ class Integrals(NamedTuple):
     cosine: Tensor
 
 
-def sici(x: TensorLike, /) -> Integrals:
+def sici(x: TensorLike) -> Integrals:
     """The sine and cosine integrals of real numbers (SciPy's ``sici``).
 
     The cosine integral is -inf at 0 with gradient inf, NaN left of it; the sine integral's gradient at 0 is 1.
@@ -96,7 +96,7 @@ def sici(x: TensorLike, /) -> Integrals:
     return Integrals(_sine(x), _cosine(x))
 
 
-def shichi(x: TensorLike, /) -> Integrals:
+def shichi(x: TensorLike) -> Integrals:
     """The hyperbolic sine and cosine integrals of real numbers (SciPy's ``shichi``).
 
     The gradients at 0 are 1 and inf.
@@ -104,7 +104,7 @@ def shichi(x: TensorLike, /) -> Integrals:
     return Integrals(_sinh_integral(x), _cosh_integral(x))
 
 
-def fresnel(z: TensorLike, /) -> Integrals:
+def fresnel(z: TensorLike) -> Integrals:
     """Fresnel's integrals of ``sin`` and ``cos`` of ``pi t**2 / 2`` from 0 to a real ``z`` (SciPy's ``fresnel``)."""
     return Integrals(_fresnel_s(z), _fresnel_c(z))
 

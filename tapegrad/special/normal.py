@@ -95,7 +95,7 @@ expit = sigmoid
 log_expit = log_sigmoid
 
 
-def log1mexp(x: float | Tensor, /) -> Tensor:
+def log1mexp(x: float | Tensor) -> Tensor:
     """``log(1 - exp(-x))`` for ``x > 0``, precise near 0 and far from it (Maechler 2012); -inf at 0, gradient inf.
 
     The name is jax.nn's.
@@ -115,7 +115,7 @@ _wofz_p = barrier_of(
 )
 
 
-def wofz(z: TensorLike, /) -> Tensor:
+def wofz(z: TensorLike) -> Tensor:
     """The Faddeeva function ``exp(-z * z) * erfc(-i z)`` of complex numbers (SciPy's ``wofz``); holomorphic.
 
     Real numbers are made complex.

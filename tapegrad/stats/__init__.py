@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tapegrad.spellings import open_to_users
+from tapegrad.spellings import explain
 from tapegrad.stats import multivariate, univariate
 from tapegrad.stats.multivariate import *  # noqa: F403
 from tapegrad.stats.univariate import *  # noqa: F403
 
 __all__ = [*multivariate.__all__, *univariate.__all__]
-open_to_users(globals(), __name__)
+explain(globals(), __name__)

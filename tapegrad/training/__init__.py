@@ -6,7 +6,7 @@ each batch, and callbacks at its turning points, of which ``Checkpoint`` lets a 
 
 from __future__ import annotations
 
-from tapegrad.spellings import open_to_users
+from tapegrad.spellings import explain
 from tapegrad.training.callbacks import CSVLogger, EarlyStopping, ProgressBar
 from tapegrad.training.checkpoint import Checkpoint
 from tapegrad.training.fit import Callback, Run, fit
@@ -40,4 +40,4 @@ __all__ = [
     "SparseCategoricalAccuracy",
     "fit",
 ]
-open_to_users(globals(), __name__)
+explain(globals(), __name__)

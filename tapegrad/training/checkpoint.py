@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 import tapegrad.random as random
-from tapegrad.distributed.saving import load, require_writable, save
+from tapegrad.distributed.saving import require_writable, save
+from tapegrad.distributed.saving.checkpoint import load_needed
 from tapegrad.errors import TapegradError
 from tapegrad.training.fit import Callback, Run
 
@@ -17,7 +18,8 @@ class Checkpoint(Callback):
 
     tree: what changes: ``{"model": model, "optimizer": optimizer, "ema": ema}``, say (see
     ``tg.distributed.save``).  Saved besides: the global random stream, where the loader is, the means of the epoch so
-    far, the history, and the state of the other callbacks.  The folder is replaced after every ``every_epochs`` epochs,
+    far, the history, and the state of the other callbacks, by the names of their classes: one that is new starts
+    afresh.  The folder is replaced after every ``every_epochs`` epochs,
     and after every ``every_steps`` steps; it appears whole or not at all.  ``fit`` begins from it if it is there,
     unless ``resume`` is false; a model must have its variables by then.  On several ranks each calls ``fit`` alike.
 
@@ -41,7 +43,7 @@ class Checkpoint(Callback):
         if run.callbacks[-1] is not self:
             raise TapegradError("Checkpoint: give it as the last callback, so that it saves what the others have done")
         if self.resume and os.path.isdir(self.dir):
-            found = load(self.dir, self._whole(run, ""), strict=True)
+            found = load_needed(self.dir, self._whole(run, ""), lambda name: name.partition("/")[0] != "callbacks")
             run.load_state_dict(json.loads(found["run"]))
         require_writable(self.dir)  # not after the first epoch
 
@@ -57,5 +59,5 @@ class Checkpoint(Callback):
         save(self.dir, self._whole(run, json.dumps(run.state_dict())), overwrite=True)
 
     def _whole(self, run: Run, text: str) -> dict[str, Any]:
-        kept = {str(i): list(c.variables) for i, c in enumerate(run.callbacks) if c.variables}
+        kept = {name: list(c.variables) for name, c in run.callbacks_by_name().items() if c.variables}
         return {"tree": self.tree, "random": random.default_generator, "run": text, "callbacks": kept}

@@ -71,6 +71,15 @@ class Run:
                 self.means[name] = Mean(name)
             self.means[name].update_state(value)
 
+    def callbacks_by_name(self) -> dict[str, Callback]:
+        """The callbacks by the names of their classes, those of one class numbered from 2, by which states are kept."""
+        named: dict[str, Callback] = {}
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            count = sum(type(c).__name__ == name for c in named.values())
+            named[f"{name}_{count + 1}" if count else name] = callback
+        return named
+
     def state_dict(self) -> dict[str, Any]:
         """Numbers and strings from which a run goes on; see :class:`tapegrad.training.Checkpoint`."""
         means = {name: [float(v).hex() for v in mean.variables] for name, mean in self.means.items()}
@@ -78,13 +87,15 @@ class Run:
             "epoch": self.epoch, "step": self.step, "batch": self.batch, "history": self.history, "means": means,
             "stop_training": self.stop_training,
             "data": self.data.state_dict() if hasattr(self.data, "state_dict") else None,
-            "callbacks": [callback.state_dict() for callback in self.callbacks],
+            "callbacks": {name: callback.state_dict() for name, callback in self.callbacks_by_name().items()},
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a run of the same data and callbacks was.  Raises TapegradError for another one's state."""
-        if len(state["callbacks"]) != len(self.callbacks):
-            raise TapegradError(f"fit: {len(self.callbacks)} callbacks cannot go on from {len(state['callbacks'])}")
+        """Go on where a run of the same data was.  Raises TapegradError for another one's state.
+
+        Each callback takes the state of its name (:meth:`callbacks_by_name`); one that has none starts afresh, and
+        states of callbacks that are not there any more are dropped.
+        """
         if state["data"] is not None:
             self.data.load_state_dict(state["data"])
         elif state["batch"]:
@@ -95,8 +106,9 @@ class Run:
             self.means[name] = Mean(name)
             for v, number in zip(self.means[name].variables, numbers):
                 v.assign(float.fromhex(number))
-        for callback, kept in zip(self.callbacks, state["callbacks"]):
-            callback.load_state_dict(kept)
+        for name, callback in self.callbacks_by_name().items():
+            if name in state["callbacks"]:
+                callback.load_state_dict(state["callbacks"][name])
 
 
 def fit(

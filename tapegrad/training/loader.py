@@ -10,14 +10,14 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any
 
 import tapegrad.random as random
 from tapegrad import nest, ops
 from tapegrad.device import CPU, Device, asdevice, current_device
 from tapegrad.errors import NotATensorError, ShapeError, TapegradError
 from tapegrad.nn import checks
-from tapegrad.spellings import refuse_in
+from tapegrad.spellings import Named
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -25,7 +25,7 @@ _np = CPU.xp
 Batch = Any
 
 
-class DataLoader:
+class DataLoader(Named):
     """Batches of examples, epoch after epoch: ``for x, y in loader`` is one epoch.
 
     data: arrays with the examples on their first axis, in a tuple, list or dict, say; or any object with ``len()``
@@ -48,11 +48,6 @@ class DataLoader:
     Raises TapegradError for arguments out of range, ShapeError for arrays of different lengths, NotATensorError for
     data without length.
     """
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """A loader to be initialized.  Raises TypeError for arguments under another library's names."""
-        refuse_in(cls, kwargs)
-        return super().__new__(cls)
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import pytest
 
 import tapegrad as tg
 from tapegrad import optim
-from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
+from tapegrad.errors import DTypeError, GradientError, IntegerWatchWarning, NotATensorError, TapegradError
 
 MATRIX = np.diag([1.0, 3.0, 10.0, 30.0]) + 0.5
 START = np.array([1.0, -2.0, 0.5, 3.0])
@@ -214,7 +214,7 @@ def test_wrong_use() -> None:
         optimizer.minimize(lambda: tg.sum(v * v), [v, v])
     with pytest.raises(NotATensorError):
         optimizer.minimize(lambda: tg.sum(v * v), [START])  # type: ignore[list-item]
-    with pytest.raises(DTypeError, match="of dtype int64"):
+    with pytest.raises(DTypeError, match="of dtype int64"), pytest.warns(IntegerWatchWarning):
         optimizer.minimize(lambda: tg.sum(v * v), [tg.Variable(1)])
     with pytest.raises(TapegradError, match="wanted line_search \"strong_wolfe\" or None, got 'armijo'"):
         optim.LBFGS(line_search="armijo")

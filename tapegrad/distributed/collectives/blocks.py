@@ -74,7 +74,7 @@ gather_pieces_p: Primitive = collective(
 
 
 def all_gather(
-    x: TensorLike, /, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
+    x: TensorLike, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
 ) -> Tensor:
     """The ranks' ``x`` one after the other along ``axis``, on each rank; they may differ in length along it.
 
@@ -115,7 +115,7 @@ reduce_scatter_p: Primitive = collective(
 
 
 def reduce_scatter(
-    x: TensorLike, /, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
+    x: TensorLike, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
 ) -> Tensor:
     """The sum of ``x`` over the ranks, in their order, of which each rank gets a block along ``axis``.
 
@@ -157,7 +157,7 @@ gather_p: Primitive = collective(
 
 
 def gather(
-    x: TensorLike, /, root: int = 0, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
+    x: TensorLike, root: int = 0, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
 ) -> Tensor:
     """The ranks' ``x`` one after the other along ``axis`` on rank ``root``; on the others a tensor of length 0 there.
 
@@ -199,7 +199,7 @@ scatter_p: Primitive = collective(
 
 
 def scatter(
-    x: TensorLike, /, root: int = 0, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
+    x: TensorLike, root: int = 0, axis: int = 0, *, group: Group | None = None, sizes: Sequence[int] | None = None
 ) -> Tensor:
     """A block along ``axis`` of ``x`` of rank ``root``; the others give a tensor of its dtype and dimensions.
 

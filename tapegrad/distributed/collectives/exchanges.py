@@ -73,7 +73,7 @@ all_to_all_p: Primitive = collective(
 
 
 def all_to_all(
-    x: TensorLike, /, split_axis: int = 0, concat_axis: int = 0, *, group: Group | None = None,
+    x: TensorLike, split_axis: int = 0, concat_axis: int = 0, *, group: Group | None = None,
     sizes: Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """``x`` cut along ``split_axis``, a block for each rank; what comes is joined along ``concat_axis``.
@@ -132,7 +132,7 @@ shift_p: Primitive = collective(
 
 
 def shift(
-    x: TensorLike, /, offset: int = 1, *, periodic: bool = True, fill: complex = 0, group: Group | None = None
+    x: TensorLike, offset: int = 1, *, periodic: bool = True, fill: complex = 0, group: Group | None = None
 ) -> Tensor:
     """``x`` of the rank ``offset`` places before this one; all give the same shape and dtype.
 

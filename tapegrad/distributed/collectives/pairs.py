@@ -87,7 +87,7 @@ recv_p: Primitive = collective(
 )  # fmt: skip
 
 
-def send(x: TensorLike, /, to: int, *, group: Group | None = None) -> None:
+def send(x: TensorLike, to: int, *, group: Group | None = None) -> None:
     """Send ``x`` to rank ``to``, which calls :func:`recv`; this does not wait for it.
 
     Backwards, the cotangent of what was received there comes here, also if nothing here depends on it.

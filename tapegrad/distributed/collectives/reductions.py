@@ -96,7 +96,7 @@ extreme_p = general(
 )
 
 
-def all_reduce(x: TensorLike, /, op: str = "sum", *, group: Group | None = None, exact: bool = True) -> Tensor:
+def all_reduce(x: TensorLike, op: str = "sum", *, group: Group | None = None, exact: bool = True) -> Tensor:
     """``x`` reduced over the ranks, elementwise: the same result on each of them.  All give the same shape and dtype.
 
     ``op``: "sum", "mean", "max", "min" or "prod".  ``exact``: in the order of ranks, half types in float32, so that the
@@ -153,7 +153,7 @@ reduce_p: Primitive = collective(
 )
 
 
-def reduce(x: TensorLike, /, root: int = 0, *, group: Group | None = None) -> Tensor:
+def reduce(x: TensorLike, root: int = 0, *, group: Group | None = None) -> Tensor:
     """The sum of ``x`` over the ranks, in their order, on rank ``root``; zeros on the others.
 
     Raises DistributedError on every rank if shapes or dtypes differ.
@@ -181,7 +181,7 @@ broadcast_p: Primitive = collective(
 )
 
 
-def broadcast(x: TensorLike, /, root: int = 0, *, group: Group | None = None) -> Tensor:
+def broadcast(x: TensorLike, root: int = 0, *, group: Group | None = None) -> Tensor:
     """``x`` of rank ``root``, on each rank; the others give a tensor of its shape and dtype, whose values do not count.
 
     Raises DistributedError on every rank if shapes or dtypes differ.

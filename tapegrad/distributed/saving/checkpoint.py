@@ -112,6 +112,11 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
     Raises, on every rank, SaveError naming what does not fit or which file is damaged, SaveFileError (an OSError) for a
     file that is missing or cannot be read, DistributedError where a rank fails in another way.
     """
+    return load_needed(dir, tree, lambda name: strict, group)
+
+
+def load_needed(dir: Path, tree: Any, needed: Callable[[str], bool], group: Group | None = None) -> Any:
+    """As :func:`load`, which is strict about the names that are ``needed``."""
     path, group = os.fspath(dir), of(group)
 
     def find() -> tuple[str, Index]:
@@ -128,8 +133,8 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
             _fill_from(found, index, values)
         else:
             found.fill(index.arrays)
-        texts, problems = _texts(found, index, group, strict)
-        problems += _problems(found, index, strict)
+        texts, problems = _texts(found, index, group, needed)
+        problems += _problems(found, index, needed)
         if problems:
             common = any(name in index.arrays or name in index.texts for name in (*found.arrays, *found.texts))
             raise does_not_fit(
@@ -176,7 +181,9 @@ def _fill_from(found: Contents, index: Index, values: dict[str, Any]) -> None:
         found.add(name, NamedText(None, partial(values.__setitem__, name), stream=None))
 
 
-def _texts(found: Contents, index: Index, group: Group, strict: bool) -> tuple[dict[str, Any], list[str]]:
+def _texts(
+    found: Contents, index: Index, group: Group, needed: Callable[[str], bool]
+) -> tuple[dict[str, Any], list[str]]:
     """The values of the tree's numbers, strings and streams in the folder; and what does not fit."""
     values: dict[str, Any] = {}
     problems = []
@@ -189,7 +196,7 @@ def _texts(found: Contents, index: Index, group: Group, strict: bool) -> tuple[d
         elif isinstance(text, dict) and "ranks" in text:
             if entry.stream is None:
                 values[name] = [of_json(of_rank) for of_rank in text["ranks"]]
-            elif strict:
+            elif needed(name):
                 problems.append(
                     f"{name}: each of the {index.world_size} ranks had its own value, and the number of ranks is "
                     f"{group.size} now; leave it out, with strict=False"
@@ -205,14 +212,14 @@ def _texts(found: Contents, index: Index, group: Group, strict: bool) -> tuple[d
     return values, problems
 
 
-def _problems(found: Contents, index: Index, strict: bool) -> Iterator[str]:
+def _problems(found: Contents, index: Index, needed: Callable[[str], bool]) -> Iterator[str]:
     """What of the tree does not fit the folder, one line each."""
     for name, array in found.arrays.items():
         saved = index.arrays.get(name)
         if name in index.texts:
             yield f"{name}: wanted an array, the folder has a value without shape"
         elif saved is None:
-            if strict:
+            if needed(name):
                 yield f"{name}: missing in the folder"
         elif saved.shape != array.shape:
             yield f"{name}: wanted shape {array.shape}, the folder has {saved.shape}"
@@ -221,9 +228,8 @@ def _problems(found: Contents, index: Index, strict: bool) -> Iterator[str]:
     for name in found.texts:
         if name in index.arrays:
             yield f"{name}: wanted a value without shape, the folder has an array"
-        elif strict and name not in index.texts:
+        elif name not in index.texts and needed(name):
             yield f"{name}: missing in the folder"
-    if strict:
-        for name in (*index.arrays, *index.texts):
-            if name not in found.arrays and name not in found.texts:
-                yield f"{name}: in the folder only"
+    for name in (*index.arrays, *index.texts):
+        if name not in found.arrays and name not in found.texts and needed(name):
+            yield f"{name}: in the folder only"

@@ -13,7 +13,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
 from tapegrad.autodiff.guards import Bindings
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from tapegrad.device.types import Array
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Recompute(Wrapper):
@@ -120,6 +122,20 @@ def _apart(y: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not any(id(x) in given for x in nest.leaves(y)):
         return y
     return nest.map_leaves(lambda x: identity_of(x) if isinstance(x, Tensor) and id(x) in given else x, y)
+
+
+@overload
+def recompute_grad(
+    f: Callable[P, R], *, use_data_dep: bool | None = ..., tupleize_grads: bool = ..., check: str | None = ...,
+    policy: Policy | None = ...,
+) -> Callable[P, R]: ...  # fmt: skip
+
+
+@overload
+def recompute_grad(
+    f: None = None, *, use_data_dep: bool | None = ..., tupleize_grads: bool = ..., check: str | None = ...,
+    policy: Policy | None = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...  # fmt: skip
 
 
 def recompute_grad(

@@ -366,12 +366,22 @@ def snapshot(tree: Any) -> Any:
 
 
 def _snapshot(leaf: Any) -> Any:
-    """A copy of a foreign array, which may change before the rerun; anything else is itself."""
+    """A copy of a foreign array, which may change before the rerun; anything else is itself.
+
+    Raises RecomputeError for an iterator, which the first run uses up.
+    """
     if type(leaf) is Tensor:
         return leaf
     if type(leaf) is Argument:
         return leaf.tensor()
-    return thread.executor.in_earnest(leaf.copy, leaf) if is_array(leaf) else leaf
+    if is_array(leaf):
+        return thread.executor.in_earnest(leaf.copy, leaf)
+    if hasattr(type(leaf), "__next__"):
+        raise RecomputeError(
+            f"a checkpointed call has the argument {leaf!r:.60}: a {type(leaf).__name__} can be read only once, so the "
+            "rerun could not repeat the first run; pass a list or a tuple of its items"
+        )
+    return leaf
 
 
 class Argument:

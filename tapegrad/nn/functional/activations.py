@@ -22,9 +22,28 @@ __all__ = [
     "softmin", "softplus", "softshrink", "softsign", "swish", "tanh", "tanhshrink", "threshold",
 ]  # fmt: skip
 
-relu, silu, sigmoid, tanh = ops.relu, ops.silu, ops.sigmoid, ops.tanh
+
+def _of_input(f: Callable[[TensorLike], Tensor]) -> Callable[[TensorLike], Tensor]:
+    """``f`` under PyTorch's name of its argument."""
+
+    def op(input: TensorLike) -> Tensor:
+        return f(input)
+
+    vars(op).update(vars(f))
+    op.__doc__, op.__name__, op.__qualname__, op.__module__ = (
+        f.__doc__,
+        f.__name__,
+        f.__name__,
+        "tapegrad.nn.functional",
+    )
+    return op
+
+
+silu = ops.silu
 swish = silu
-mish, softsign = activation_ops.mish, ops.softsign
+relu, sigmoid, tanh, mish, softsign = map(
+    _of_input, (ops.relu, ops.sigmoid, ops.tanh, activation_ops.mish, ops.softsign)
+)
 
 
 def floating(input: TensorLike) -> Tensor:
@@ -227,7 +246,7 @@ def activation(spec: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tenso
         return _ACTIVATIONS["linear"]
     if callable(spec):
         return spec
-    function = _ACTIVATIONS.get(spec)
+    function = _ACTIVATIONS.get(spec) if isinstance(spec, str) else None
     if function is None:
         raise TapegradError(f"activation: wanted None, a function or one of {', '.join(_ACTIVATIONS)}; got {spec!r}")
     return function

@@ -28,7 +28,7 @@ Padding = int | str | Sequence[Any]
 
 def lengths(who: object, name: str, value: Lengths, dims: int, least: int = 1) -> tuple[int, ...]:
     """One integer for each of ``dims`` dimensions.  Raises ShapeError."""
-    sizes = (value,) * dims if isinstance(value, int) else tuple(value)
+    sizes: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
     if len(sizes) != dims or any(not isinstance(n, int) or n < least for n in sizes):
         raise ShapeError(f"{who}: wanted an integer or {dims} of them, at least {least}, for {name}, got {value!r}")
     return sizes

@@ -76,7 +76,7 @@ class PReLU(Layer):
     """
 
     def __init__(
-        self, alpha_initializer: core.Start = "zeros", *, name: str | None = None, dtype: DTypeLike = "float32"
+        self, alpha_initializer: core.Start = "zeros", *, name: str | None = None, dtype: DTypeLike | None = None
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.alpha_initializer = initializers.get(alpha_initializer)

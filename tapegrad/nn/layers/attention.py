@@ -35,7 +35,7 @@ class MultiHeadAttention(Layer):
         *,
         kernel_initializer: str | initializers.Initializer = "glorot_uniform",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.num_heads = checks.positive(self, "num_heads", num_heads)

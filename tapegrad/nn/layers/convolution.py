@@ -38,7 +38,7 @@ class _Conv(Affine):
         kernel_initializer: str | initializers.Initializer = "glorot_uniform",
         bias_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(activation, use_bias, kernel_initializer, bias_initializer, name, dtype)
         self.filters = checks.positive(self, "filters", filters)
@@ -239,7 +239,7 @@ class BatchNormalization(Normalization):
         gamma_initializer: str | initializers.Initializer = "ones",
         beta_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
         self.momentum = checks.rate(self, momentum)
@@ -285,7 +285,7 @@ class GroupNormalization(Normalization):
         gamma_initializer: str | initializers.Initializer = "ones",
         beta_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
         self.groups = groups if groups == -1 else checks.positive(self, "groups", groups)

@@ -25,7 +25,7 @@ class Affine(Layer):
 
     def __init__(
         self, activation: Activation, use_bias: bool, kernel_initializer: Start, bias_initializer: Start,
-        name: str | None, dtype: DTypeLike,
+        name: str | None, dtype: DTypeLike | None,
     ) -> None:  # fmt: skip
         super().__init__(name=name, dtype=dtype)
         self.activation = functional.activation(activation)
@@ -45,7 +45,7 @@ class Normalization(Layer):
 
     def __init__(
         self, epsilon: float, center: bool, scale: bool, gamma_initializer: Start, beta_initializer: Start,
-        name: str | None, dtype: DTypeLike,
+        name: str | None, dtype: DTypeLike | None,
     ) -> None:  # fmt: skip
         super().__init__(name=name, dtype=dtype)
         self.epsilon = epsilon
@@ -76,7 +76,7 @@ class Dense(Affine):
         kernel_initializer: str | initializers.Initializer = "glorot_uniform",
         bias_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(activation, use_bias, kernel_initializer, bias_initializer, name, dtype)
         self.units = checks.positive(self, "units", units)
@@ -120,7 +120,7 @@ class Embedding(Layer):
         embeddings_initializer: str | initializers.Initializer = "uniform",
         sparse: bool = False,
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.input_dim = checks.positive(self, "input_dim", input_dim)
@@ -158,7 +158,7 @@ class LayerNormalization(Normalization):
         gamma_initializer: str | initializers.Initializer = "ones",
         beta_initializer: str | initializers.Initializer = "zeros",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
         self.axis = (axis,) if isinstance(axis, int) else tuple(axis)

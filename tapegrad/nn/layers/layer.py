@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import tapegrad.random as random
@@ -22,7 +22,7 @@ from tapegrad.nn.layers import saving, state_dicts, summary
 from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.nn.layers.summary import Summary
 from tapegrad.ops.casting import by_policy
-from tapegrad.spellings import LAYERS, missing, refuse_in
+from tapegrad.spellings import LAYERS, Named, missing
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
 
@@ -37,7 +37,7 @@ _takes_training: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 _serial: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
 
 
-class Layer:
+class Layer(Named):
     """A function with variables.  Subclasses define ``call(inputs, ...)``, and ``build(input_shape)`` if they have any.
 
     ``build`` runs once, before the first call.  Variables and sublayers are found through attributes, lists, tuples
@@ -48,17 +48,12 @@ class Layer:
     calls others must pass it on, and a layer without that argument may hold no layer that has it (TapegradError).
     """
 
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """A layer to be initialized.  Raises TypeError for arguments under another library's names."""
-        refuse_in(cls, kwargs)
-        return super().__new__(cls)
-
     def __getattr__(self, name: str) -> Any:
         raise missing(self, name, LAYERS)
 
-    def __init__(self, *, name: str | None = None, dtype: DTypeLike = "float32", trainable: bool = True) -> None:
+    def __init__(self, *, name: str | None = None, dtype: DTypeLike | None = None, trainable: bool = True) -> None:
         self.name = _unique_name(type(self)) if name is None else name
-        self.dtype = dtype
+        self.dtype = ops.get_default_dtype().name if dtype is None else dtype
         self.trainable = trainable
         self.built = False
         # Drawn here and not in build: the global stream must not depend on whether the weights are there already.
@@ -71,7 +66,7 @@ class Layer:
         """What the layer computes; every subclass defines it."""
         raise TapegradError(f"{self}: the class {type(self).__name__} defines no call(inputs)")
 
-    def __call__(self, inputs: TensorLike, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: TensorLike, *args: Any, **kwargs: Any) -> Tensor:
         """Build if that has not happened, then ``call``.  Arrays and numbers become tensors.
 
         Raises what ``call`` raises, and TapegradError if ``training=True`` would be lost on the way to a sublayer.

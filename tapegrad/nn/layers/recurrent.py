@@ -62,7 +62,7 @@ class Recurrent(Layer):
         recurrent_initializer: Start = "orthogonal",
         bias_initializer: Start = "zeros",
         name: str | None = None,
-        dtype: DTypeLike = "float32",
+        dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(name=name, dtype=dtype)
         self.units = checks.positive(self, "units", units)

@@ -73,13 +73,13 @@ def full(
 
 
 def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
-    """Zeros; float32 unless said otherwise."""
-    return full(shape, 0, dtype=dtypes.float32 if dtype is None else dtype, device=device)
+    """Zeros; dtype None: the default dtype."""
+    return full(shape, 0, dtype=dtypes.asdtype(dtype), device=device)
 
 
 def ones(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
-    """Ones; float32 unless said otherwise."""
-    return full(shape, 1, dtype=dtypes.float32 if dtype is None else dtype, device=device)
+    """Ones; dtype None: the default dtype."""
+    return full(shape, 1, dtype=dtypes.asdtype(dtype), device=device)
 
 
 def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
@@ -88,7 +88,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device:
 
 
 def empty_like(
-    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    x: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
     shape: int | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
     """A tensor of the shape and dtype of ``x`` whose values do not matter: zeros; see :func:`empty`."""
@@ -96,33 +96,33 @@ def empty_like(
 
 
 def full_like(
-    x: TensorLike, /, fill_value: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    a: TensorLike, fill_value: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
     shape: int | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """A tensor of the shape (but for ``shape``) and dtype (but for ``dtype``) of ``x`` filled with one number."""
-    x = tensor("full_like", x)
-    lengths = x.shape if shape is None else shape
-    return full(lengths, fill_value, dtype=x.dtype if dtype is None else dtype, device=device or x.device)
+    """A tensor of the shape (but for ``shape``) and dtype (but for ``dtype``) of ``a`` filled with one number."""
+    a = tensor("full_like", a)
+    lengths = a.shape if shape is None else shape
+    return full(lengths, fill_value, dtype=a.dtype if dtype is None else dtype, device=device or a.device)
 
 
 def zeros_like(
-    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    a: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
     shape: int | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Zeros of the shape and dtype of ``x``; see :func:`full_like`."""
-    return full_like(x, 0, dtype=dtype, device=device, shape=shape)
+    """Zeros of the shape and dtype of ``a``; see :func:`full_like`."""
+    return full_like(a, 0, dtype=dtype, device=device, shape=shape)
 
 
 def ones_like(
-    x: TensorLike, /, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
+    a: TensorLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None,
     shape: int | Sequence[int] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Ones of the shape and dtype of ``x``; see :func:`full_like`."""
-    return full_like(x, 1, dtype=dtype, device=device, shape=shape)
+    """Ones of the shape and dtype of ``a``; see :func:`full_like`."""
+    return full_like(a, 1, dtype=dtype, device=device, shape=shape)
 
 
 def arange(
-    start: float, /, stop: float | None = None, step: float = 1, dtype: DTypeLike | None = None, *,
+    start: float, stop: float | None = None, step: float = 1, dtype: DTypeLike | None = None, *,
     device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Evenly spaced numbers from ``start`` (or 0) up to, not including, ``stop``."""
@@ -146,21 +146,21 @@ def arange(
 def spaced(
     start: TensorLike, stop: TensorLike, num: int, dtype: DTypeLike | None, device: Device | str | None, endpoint: bool
 ) -> Tensor:
-    """``num`` evenly spaced numbers from the number ``start`` to ``stop``; float32 unless said otherwise."""
+    """``num`` evenly spaced numbers from the number ``start`` to ``stop``; dtype None: the default dtype."""
     where = current_device() if device is None else asdevice(device)
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    wanted = dtypes.asdtype(dtype)
     make = lambda: [where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted)]
     return _made("linspace", (num,), wanted, where, make, given=False)
 
 
 def eye(
-    n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: DTypeLike | None = None, *,
+    N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None, *,
     device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
-    rows, columns = int(n_rows), int(n_rows if n_cols is None else n_cols)
+    wanted = dtypes.asdtype(dtype)
+    rows, columns = int(N), int(N if M is None else M)
 
     def write(out: Array) -> None:
         out.fill(0)
@@ -172,7 +172,7 @@ def eye(
     return _made("eye", (rows, columns), wanted, where, write)
 
 
-def astype(x: TensorLike, dtype: DTypeLike, /, *, copy: bool = True, device: Device | str | None = None) -> Tensor:
+def astype(x: TensorLike, dtype: DTypeLike, *, copy: bool = True, device: Device | str | None = None) -> Tensor:
     """``x`` in another dtype, on ``device`` if given; the gradient is cast back to that of ``x``.
 
     copy: accepted for the array API standard, and ignored, since tensors never change.  Raises

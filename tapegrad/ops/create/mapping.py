@@ -78,7 +78,7 @@ def copy(a: TensorLike) -> Tensor:
 def fromfunction(
     function: Callable[..., object], shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Any:
-    """``function`` of the indices along each dimension at every point of ``shape``; float32 unless said otherwise."""
-    wanted = dtypes.float32 if dtype is None else dtypes.asdtype(dtype)
+    """``function`` of the indices along each dimension at every point of ``shape``; dtype None: the default dtype."""
+    wanted = dtypes.asdtype(dtype)
     grid = indices(shape, dtype=wanted)
     return function(*(grid[k] for k in range(len(shape))), **kwargs)

@@ -36,7 +36,7 @@ def linspace(
 ) -> Any:  # fmt: skip
     """``num`` evenly spaced numbers from ``start`` to ``stop``, along a new ``axis`` if those are arrays.
 
-    Without ``endpoint`` ``stop`` itself is left out; retstep: the step, too.  Python numbers make float32 unless
+    Without ``endpoint`` ``stop`` itself is left out; retstep: the step, too.  Numbers have the default dtype unless
     ``dtype`` says otherwise.  Differentiable in arrays ``start`` and ``stop``.  Raises ShapeError for ``num < 0``.
     """
     count = num.__index__()
@@ -45,7 +45,7 @@ def linspace(
     parts = count - 1 if endpoint else count
     if _numbers(start, stop):
         if dtype is None and (isinstance(start, complex) or isinstance(stop, complex)):
-            dtype = dtypes.complex64
+            dtype = dtypes.of_python("c", dtypes.complex64)
         points = creation.spaced(start, stop, count, dtype, device, endpoint)
         return (points, (stop - start) / parts if parts > 0 else math.nan) if retstep else points
     first, last = promote("linspace", (start, stop), whole_in_float64)
@@ -77,11 +77,11 @@ def logspace(
 ) -> Tensor:  # fmt: skip
     """``base ** linspace(start, stop, num)`` (NumPy's ``logspace``).
 
-    Differentiable in arrays ``start``, ``stop`` and ``base``; Python numbers make float32 unless ``dtype`` says
+    Differentiable in arrays ``start``, ``stop`` and ``base``; numbers have the default dtype unless ``dtype`` says
     otherwise.  Raises ShapeError.
     """
     if _numbers(start, stop, base):
-        dtype = dtypes.float32 if dtype is None else dtype
+        dtype = dtypes.asdtype(dtype)
         start = asarray(start, dtype=dtypes.float64, device=device)
     elif not _numbers(base) and tensor("logspace", base).ndim:
         base = expand_dims(tensor("logspace", base), 0)
@@ -102,14 +102,14 @@ def geomspace(
 ) -> Tensor:  # fmt: skip
     """``num`` numbers from ``start`` to ``stop``, each a fixed multiple of the one before (NumPy's ``geomspace``).
 
-    Differentiable in arrays ``start`` and ``stop``; Python numbers make float32 unless ``dtype`` says otherwise.
+    Differentiable in arrays ``start`` and ``stop``; numbers have the default dtype unless ``dtype`` says otherwise.
     Raises ShapeError; TapegradError for a number that is 0.
     """
     if _numbers(start, stop):
         if not start or not stop:
             raise TapegradError("geomspace: a geometric sequence cannot contain 0")
         if not isinstance(start, complex) and not isinstance(stop, complex):
-            dtype = dtypes.float32 if dtype is None else dtype
+            dtype = dtypes.asdtype(dtype)
             start = asarray(start, dtype=dtypes.float64, device=device)
     first, last = promote("geomspace", (start, stop), whole_in_float64)
     first, last = broadcast_to(first, (first + last).shape), broadcast_to(last, (first + last).shape)
@@ -125,18 +125,18 @@ def geomspace(
 
 
 def identity(n: int, dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
-    """The square matrix with ones on its main diagonal; float32 unless said otherwise."""
+    """The square matrix with ones on its main diagonal; dtype None: the default dtype."""
     return creation.eye(n, dtype=dtype, device=device)
 
 
 def tri(
     N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None, *, device: Device | str | None = None
 ) -> Tensor:
-    """Ones on and below diagonal ``k`` of an ``N x M`` matrix, zeros above; float32 unless said otherwise."""
+    """Ones on and below diagonal ``k`` of an ``N x M`` matrix, zeros above; dtype None: the default dtype."""
     home = current_device() if device is None else asdevice(device)
     rows, columns = arange(N, device=home), arange(N if M is None else M, device=home)
     mask = less_equal(columns, reshape(rows, (N, 1)) + k)
-    return cast(mask, dtypes.float32 if dtype is None else dtypes.asdtype(dtype))
+    return cast(mask, dtypes.asdtype(dtype))
 
 
 def vander(x: TensorLike, N: int | None = None, increasing: bool = False) -> Tensor:
@@ -167,18 +167,18 @@ def multiply_up(columns: Tensor) -> Tensor:
 
 
 def kaiser(M: int, beta: float, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
-    """Kaiser's window of ``M`` points with shape ``beta``; float32 unless said otherwise."""
+    """Kaiser's window of ``M`` points with shape ``beta``; dtype None: the default dtype."""
     home: Device = current_device() if device is None else asdevice(device)
-    return asarray(CPU.xp.kaiser(M, beta), dtype=dtypes.float32 if dtype is None else dtype, device=home)
+    return asarray(CPU.xp.kaiser(M, beta), dtype=dtypes.asdtype(dtype), device=home)
 
 
 def _window(name: str, doc: str) -> Callable[..., Tensor]:
     def op(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
         home: Device = current_device() if device is None else asdevice(device)
-        return asarray(getattr(CPU.xp, name)(M), dtype=dtypes.float32 if dtype is None else dtype, device=home)
+        return asarray(getattr(CPU.xp, name)(M), dtype=dtypes.asdtype(dtype), device=home)
 
     op.__name__ = op.__qualname__ = name
-    op.__doc__ = f"{doc}; float32 unless said otherwise."
+    op.__doc__ = f"{doc}; dtype None: the default dtype."
     return op
 
 

@@ -34,7 +34,7 @@ to_device_p: Primitive = linear(
 )
 
 
-def to_device(x: TensorLike, device: Device | str, /, *, stream: object = None) -> Tensor:
+def to_device(x: TensorLike, device: Device | str, *, stream: object = None) -> Tensor:
     """``x`` on ``device``: without a copy if it lies there; differentiable.
 
     ``stream`` is accepted for the array API standard; work is ordered on CuPy's current stream.  Raises DeviceError if

@@ -212,7 +212,7 @@ def _floating(op: str, x: TensorLike) -> Tensor:
     return promote(op, (x,), in_float)[0]
 
 
-def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
+def gelu(x: TensorLike, *, approximate: str = "none") -> Tensor:
     """``x`` times the normal distribution's cumulative function (Hendrycks and Gimpel, 2016).
 
     ``approximate="tanh"``: their approximation ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``.
@@ -225,26 +225,26 @@ def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     return _tanh_gelu(x)
 
 
-def silu(x: TensorLike, /) -> Tensor:
-    """``x * sigmoid(x)``, also called swish."""
-    x = _floating("silu", x)
-    return x * sigmoid(x) if x.dtype.kind == "c" else _real_silu(x)
+def silu(input: TensorLike) -> Tensor:
+    """``input * sigmoid(input)``, also called swish."""
+    input = _floating("silu", input)
+    return input * sigmoid(input) if input.dtype.kind == "c" else _real_silu(input)
 
 
 @in_float32
-def leaky_relu(x: TensorLike, /, negative_slope: float = 0.01) -> Tensor:
+def leaky_relu(x: TensorLike, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``; the gradient at 0 is ``negative_slope``."""
     x = _floating("leaky_relu", x)
     return where(x > 0, x, negative_slope * x)
 
 
 @in_float32
-def elu(x: TensorLike, /, alpha: float = 1.0) -> Tensor:
+def elu(x: TensorLike, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x) - 1)``; the gradient at 0 is ``alpha``."""
     x = _floating("elu", x)
     return where(x > 0, x, alpha * expm1(minimum(x, 0)))
 
 
-def log_sigmoid(x: TensorLike, /) -> Tensor:
+def log_sigmoid(x: TensorLike) -> Tensor:
     """``log(sigmoid(x))``, without overflow."""
     return -softplus(-_floating("log_sigmoid", x))

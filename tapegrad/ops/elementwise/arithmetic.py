@@ -71,7 +71,7 @@ complex_sign_p = elementwise(
 )
 
 
-def sign(x: TensorLike, /) -> Tensor:
+def sign(x: TensorLike) -> Tensor:
     """-1, 0 or 1, with gradient 0; of complex numbers ``x / abs(x)`` (0 at 0, where its gradient is 0)."""
     x = tensor("sign", x)
     return bind(complex_sign_p, x) if x.dtype.kind == "c" else _real_sign(x)
@@ -167,35 +167,35 @@ remainder = of_two(
 )
 
 
-def round(x: TensorLike, /, decimals: int = 0) -> Tensor:
-    """``x`` rounded to ``decimals`` digits after the point (negative: before it), halves to even; gradient 0.
+def round(a: TensorLike, decimals: int = 0) -> Tensor:
+    """``a`` rounded to ``decimals`` digits after the point (negative: before it), halves to even; gradient 0.
 
     As NumPy's ``round``: scaled by a power of ten, rounded, scaled back.
     """
     if not decimals:
-        return rint(x)
-    x = tensor("round", x)
-    if x.dtype.kind == "c":
-        return round(real(x), decimals) + 1j * round(imag(x), decimals)
-    if not dtypes.is_inexact(x.dtype):
-        return identity_of(x) if decimals > 0 else cast(rint(divide(x, 10.0**-decimals)) * 10.0**-decimals, x.dtype)
+        return rint(a)
+    a = tensor("round", a)
+    if a.dtype.kind == "c":
+        return round(real(a), decimals) + 1j * round(imag(a), decimals)
+    if not dtypes.is_inexact(a.dtype):
+        return identity_of(a) if decimals > 0 else cast(rint(divide(a, 10.0**-decimals)) * 10.0**-decimals, a.dtype)
     if decimals > 0:
-        return divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
-    return multiply(rint(divide(x, 10.0**-decimals)), 10.0**-decimals)
+        return divide(rint(multiply(a, 10.0**decimals)), 10.0**decimals)
+    return multiply(rint(divide(a, 10.0**-decimals)), 10.0**-decimals)
 
 
 def clip(
-    x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None = None, *,
+    a: TensorLike, min: TensorLike | None = None, max: TensorLike | None = None, *,
     a_min: TensorLike | None = None, a_max: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
-    """``x`` held within ``[min, max]`` (None: no bound), in the dtype of ``x``; the gradient passes at both bounds.
+    """``a`` held within ``[min, max]`` (None: no bound), in the dtype of ``a``; the gradient passes at both bounds.
 
     a_min, a_max: NumPy's older names for the bounds.
     """
     min, max = a_min if min is None else min, a_max if max is None else max
-    (out,) = promote("clip", (x,))
+    (out,) = promote("clip", (a,))
     if min is not None:
         out = maximum(out, min)
     if max is not None:
         out = minimum(out, max)
-    return own(out, x)
+    return own(out, a)

@@ -85,7 +85,7 @@ def _rounding(name: str, cxx: str, doc: str, ufunc: str | None = None) -> Unary:
     prim = elementwise(name, infer=lambda x: x, partials=[0], ufunc=ufunc, cxx=cxx, doc=doc)
     rounded = unary(prim, no_bool(name, ordered=name != "round"))
 
-    def op(x: TensorLike, /) -> Tensor:
+    def op(x: TensorLike) -> Tensor:
         t = tensor(name, x)
         # Integers are whole already, and NumPy's ufunc would make floats of them.
         return identity_of(t) if t.dtype.kind in "iu" else rounded(t)

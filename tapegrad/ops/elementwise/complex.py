@@ -35,21 +35,21 @@ imag_p = elementwise(
 )
 
 
-def conj(x: TensorLike, /) -> Tensor:
+def conj(x: TensorLike) -> Tensor:
     """The complex conjugate."""
     x = tensor("conj", x)
     return bind(conj_p, x) if x.dtype.kind == "c" else identity_of(x)
 
 
-def real(x: TensorLike, /) -> Tensor:
+def real(val: TensorLike) -> Tensor:
     """The real part."""
-    x = tensor("real", x)
-    return bind(real_p, x) if x.dtype.kind == "c" else identity_of(x)
+    val = tensor("real", val)
+    return bind(real_p, val) if val.dtype.kind == "c" else identity_of(val)
 
 
-def imag(x: TensorLike, /) -> Tensor:
+def imag(val: TensorLike) -> Tensor:
     """The imaginary part (zeros for a real tensor)."""
-    x = tensor("imag", x)
-    if x.dtype.kind == "c":
-        return bind(imag_p, x)
-    return where(zeros_like(x, dtype=dtypes.bool_), x, zeros_like(x))  # not 0 * x, which is NaN for inf
+    val = tensor("imag", val)
+    if val.dtype.kind == "c":
+        return bind(imag_p, val)
+    return where(zeros_like(val, dtype=dtypes.bool_), val, zeros_like(val))  # not 0 * x, which is NaN for inf

@@ -86,12 +86,12 @@ def _scaled(op: str, x: TensorLike, over: float, under: float) -> Tensor:
     return cast(multiply(cast(t, kind), float(kind.type(over) / kind.type(under))), t.dtype)
 
 
-def deg2rad(x: TensorLike, /) -> Tensor:
+def deg2rad(x: TensorLike) -> Tensor:
     """Degrees in radians.  Raises DTypeError for complex."""
     return _scaled("deg2rad", x, math.pi, 180)
 
 
-def rad2deg(x: TensorLike, /) -> Tensor:
+def rad2deg(x: TensorLike) -> Tensor:
     """Radians in degrees.  Raises DTypeError for complex."""
     return _scaled("rad2deg", x, 180, math.pi)
 

@@ -62,7 +62,7 @@ logaddexp2 = of_two(
 )
 
 
-def fmax(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def fmax(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The larger element; a NaN loses to a number (NumPy's ``fmax``).
 
     A tie gives the whole gradient to ``x1``, as :func:`maximum` does; the gradient of an ignored NaN is 0.
@@ -71,7 +71,7 @@ def fmax(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return where(isnan(x), y, where(isnan(y), x, maximum(x, y)))
 
 
-def fmin(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def fmin(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The smaller element; a NaN loses to a number (NumPy's ``fmin``).
 
     A tie gives the whole gradient to ``x1``, as :func:`minimum` does; the gradient of an ignored NaN is 0.
@@ -86,7 +86,7 @@ def _size(x: Tensor) -> tuple[Tensor, Tensor]:
     return below, x if x.dtype.kind == "u" else where(below, -x, x)
 
 
-def fmod(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def fmod(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The remainder of ``x1 / x2`` with the sign of ``x1`` (C's ``fmod``): ``x1 - trunc(x1 / x2) * x2``, exactly.
 
     Gradient 1 in ``x1``, ``-trunc(x1 / x2)`` in ``x2``, also where it jumps.  Raises DTypeError for bool and complex.
@@ -99,12 +99,12 @@ def fmod(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return rest if x.dtype.kind == "u" else where(below, -rest, rest)
 
 
-def divmod(x1: TensorLike, x2: TensorLike, /) -> tuple[Tensor, Tensor]:
+def divmod(x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor]:
     """``(floor_divide(x1, x2), remainder(x1, x2))``.  Raises DTypeError for bool and complex."""
     return floor_divide(x1, x2), remainder(x1, x2)
 
 
-def modf(x: TensorLike, /) -> tuple[Tensor, Tensor]:
+def modf(x: TensorLike) -> tuple[Tensor, Tensor]:
     """The fractional and the whole part, both with the sign of ``x``.
 
     Gradient 1 of the fraction, 0 of the whole part.  Raises DTypeError for complex.
@@ -115,13 +115,13 @@ def modf(x: TensorLike, /) -> tuple[Tensor, Tensor]:
     return where(below, -rest, rest), trunc(x)
 
 
-def fabs(x: TensorLike, /) -> Tensor:
+def fabs(x: TensorLike) -> Tensor:
     """The magnitude of real numbers as floats; the gradient at 0 is 0.  Raises DTypeError for complex."""
     (x,) = promote("fabs", (x,), real_float("fabs"))
     return arithmetic.abs(x)
 
 
-def fix(x: TensorLike, /) -> Tensor:
+def fix(x: TensorLike) -> Tensor:
     """NumPy's other name for :func:`trunc`; gradient 0."""
     return trunc(x)
 
@@ -140,7 +140,7 @@ def around(a: TensorLike, decimals: int = 0) -> Tensor:
     return down(round_even(up(a, scale)), scale)
 
 
-def float_power(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def float_power(x1: TensorLike, x2: TensorLike) -> Tensor:
     """``x1 ** x2`` in float64 (complex: complex128), whatever the operands' dtypes (NumPy's ``float_power``).
 
     Gradients are those of :func:`power`.
@@ -168,7 +168,7 @@ def nan_to_num(
     return where(equal(known, -float("inf")), -most if neginf is None else neginf, known)
 
 
-def heaviside(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def heaviside(x1: TensorLike, x2: TensorLike) -> Tensor:
     """0 where ``x1 < 0``, ``x2`` where it is 0, 1 above.
 
     Gradient 0 in ``x1``; in ``x2`` it passes where ``x1`` is 0.  Raises DTypeError for complex.
@@ -178,13 +178,13 @@ def heaviside(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 @in_float32
-def rsqrt(x: TensorLike, /) -> Tensor:
+def rsqrt(x: TensorLike) -> Tensor:
     """``1 / sqrt(x)``; value and gradient at 0 are infinite."""
     return reciprocal(sqrt(x))
 
 
 @in_float32
-def squared_difference(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
     """``(x1 - x2) ** 2`` (TensorFlow's ``squared_difference``)."""
     return arithmetic.square(arithmetic.subtract(x1, x2))
 
@@ -241,7 +241,7 @@ ldexp_p: Primitive = general(
 )
 
 
-def frexp(x: TensorLike, /) -> tuple[Tensor, Tensor]:
+def frexp(x: TensorLike) -> tuple[Tensor, Tensor]:
     """Mantissa, in ``[0.5, 1)`` or 0, and exponent of 2 (int32): ``x = mantissa * 2**exponent``.
 
     The exponent is constant almost everywhere, so the mantissa's gradient is ``2**-exponent``; the exponent has none.
@@ -253,7 +253,7 @@ def frexp(x: TensorLike, /) -> tuple[Tensor, Tensor]:
     return where(isfinite(x), barrier(ldexp_p, usual, -exponent), x), exponent
 
 
-def ldexp(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def ldexp(x1: TensorLike, x2: TensorLike) -> Tensor:
     """``x1 * 2**x2``; differentiable in ``x1``.  Raises DTypeError unless ``x2`` holds integers."""
     (x,) = promote("ldexp", (x1,), real_float("ldexp"))
     places = tensor("ldexp", x2, x)
@@ -278,7 +278,7 @@ def _of_integers(name: str, doc: str) -> Binary:
         doc=doc,
     )
 
-    def op(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    def op(x1: TensorLike, x2: TensorLike) -> Tensor:
         return barrier(prim, *promote(name, (x1, x2)))
 
     op.__name__ = op.__qualname__ = name
@@ -308,7 +308,7 @@ nextafter_p = general(
 )
 
 
-def nextafter(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def nextafter(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The next floating-point number after each ``x1`` in the direction of ``x2``; equal ones give ``x2``.
 
     Shapes broadcast; real floats (integers become floats).  There is no gradient.  Raises DTypeError, ShapeError.

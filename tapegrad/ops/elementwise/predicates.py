@@ -41,17 +41,17 @@ def _infinite(name: str, x: TensorLike, side: Callable[[TensorLike, TensorLike],
     return logical_and(isinf(x), side(x, 0))
 
 
-def isposinf(x: TensorLike, /) -> Tensor:
+def isposinf(x: TensorLike) -> Tensor:
     """Whether elements are positive infinity.  Raises DTypeError for complex."""
     return _infinite("isposinf", x, greater)
 
 
-def isneginf(x: TensorLike, /) -> Tensor:
+def isneginf(x: TensorLike) -> Tensor:
     """Whether elements are negative infinity.  Raises DTypeError for complex."""
     return _infinite("isneginf", x, less)
 
 
-def isreal(x: TensorLike, /) -> Tensor:
+def isreal(x: TensorLike) -> Tensor:
     """Whether elements have no imaginary part, or one of 0."""
     x = tensor("isreal", x)
     if x.dtype.kind == "c":
@@ -59,17 +59,17 @@ def isreal(x: TensorLike, /) -> Tensor:
     return ~zeros(x.shape, dtype=dtypes.bool_, device=x.device)
 
 
-def iscomplex(x: TensorLike, /) -> Tensor:
+def iscomplex(x: TensorLike) -> Tensor:
     """Whether elements have an imaginary part that is not 0."""
     return ~isreal(x)
 
 
-def iscomplexobj(x: TensorLike, /) -> bool:
+def iscomplexobj(x: TensorLike) -> bool:
     """Whether the dtype is complex."""
     return bool(tensor("iscomplexobj", x).dtype.kind == "c")
 
 
-def isrealobj(x: TensorLike, /) -> bool:
+def isrealobj(x: TensorLike) -> bool:
     """Whether the dtype is not complex."""
     return not iscomplexobj(x)
 

@@ -52,7 +52,7 @@ where_p = elementwise(
 )
 
 
-def where(condition: TensorLike, x: Any = None, y: Any = None, /) -> Any:
+def where(condition: TensorLike, x: Any = None, y: Any = None) -> Any:
     """``x`` where ``condition`` (bool) holds, else ``y``; the three broadcast.  Of a condition alone: :func:`nonzero`.
 
     The side not chosen gets gradient 0; but a NaN or infinite derivative inside it times that 0 is NaN: choose safe
@@ -68,12 +68,12 @@ def where(condition: TensorLike, x: Any = None, y: Any = None, /) -> Any:
     return bind(where_p, chosen, *promote("where", (x, y), beside=chosen))
 
 
-def nonzero(x: TensorLike, /) -> tuple[Tensor, ...]:
-    """For each dimension the indices of the elements that are not 0, in C order.  Raises ShapeError for 0-d ``x``.
+def nonzero(a: TensorLike) -> tuple[Tensor, ...]:
+    """For each dimension the indices of the elements that are not 0, in C order.  Raises ShapeError for 0-d ``a``.
 
-    Their number depends on the values, so ``x`` is evaluated.
+    Their number depends on the values, so ``a`` is evaluated.
     """
-    x = tensor("nonzero", x)
-    if not x.ndim:
+    a = tensor("nonzero", a)
+    if not a.ndim:
         raise ShapeError("nonzero: a tensor of no dimensions; reshape it to (1,) first")
-    return tuple(from_array(x.device.xp.ascontiguousarray(i), x.device) for i in x._array.nonzero())
+    return tuple(from_array(a.device.xp.ascontiguousarray(i), a.device) for i in a._array.nonzero())

@@ -25,7 +25,7 @@ __all__ = ["intersect1d", "isin", "setdiff1d", "setxor1d", "union1d", "unique"]
 
 def unique(
     ar: TensorLike, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
-    axis: int | None = None, *, equal_nan: bool = True,
+    axis: int | None = None, *, equal_nan: bool = True, sorted: bool = True,
 ) -> Any:  # fmt: skip
     """The distinct elements of the flattened array, or slices along ``axis``, ascending (NumPy's ``unique``).
 
@@ -54,11 +54,14 @@ def _flat(op: str, *xs: TensorLike) -> tuple[Tensor, ...]:
     return tuple(reshape(x, (x.size,)) for x in promote(op, xs))
 
 
-def isin(element: TensorLike, test_elements: TensorLike, assume_unique: bool = False, invert: bool = False) -> Tensor:
+def isin(
+    element: TensorLike, test_elements: TensorLike, assume_unique: bool = False, invert: bool = False, *,
+    kind: str | None = None,
+) -> Tensor:  # fmt: skip
     """Whether each element of ``element`` is among ``test_elements``, or with ``invert`` whether it is not.
 
-    A bool of the shape of ``element``; NaN equals no element.  assume_unique: accepted for NumPy's sake; nothing is
-    faster for it.  There is no gradient.  Raises DTypeError.  NumPy's ``isin``.
+    A bool of the shape of ``element``; NaN equals no element.  assume_unique, kind: accepted for NumPy's sake; nothing
+    is faster for them.  There is no gradient.  Raises DTypeError.  NumPy's ``isin``.
     """
     if not isinstance(element, Tensor) and isinstance(test_elements, Tensor):
         element = _beside(element, test_elements)

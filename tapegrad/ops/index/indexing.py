@@ -211,22 +211,22 @@ last_place_p = general(
 
 
 def take(
-    x: TensorLike, indices: TensorLike, /, axis: int | None = None, *, mode: str = "raise", sparse_grad: bool = False
+    a: TensorLike, indices: TensorLike, axis: int | None = None, *, mode: str = "raise", sparse_grad: bool = False
 ) -> Tensor:
-    """Slices of ``x`` along ``axis`` (None: of the flattened ``x``) at integer ``indices`` of any shape.
+    """Slices of ``a`` along ``axis`` (None: of the flattened ``a``) at integer ``indices`` of any shape.
 
     mode: indices out of range are an error, or ``clip`` (to the ends, negative ones, too) or ``wrap``.  The gradient of
-    repeated indices accumulates.  ``sparse_grad`` (PyTorch's name), for axis 0: ``tape.gradient`` gives for ``x`` an
+    repeated indices accumulates.  ``sparse_grad`` (PyTorch's name), for axis 0: ``tape.gradient`` gives for ``a`` an
     :class:`IndexedSlices` of the slices taken, as TensorFlow's does for ``tf.gather``, not an array of its shape.
     Raises AxisError, IndexingError.
     """
-    x = tensor("take", x)
-    x, a = flat_or_along("take", x, axis)
+    a = tensor("take", a)
+    a, dim = flat_or_along("take", a, axis)
     if mode != "raise":
-        indices = _brought_in(tensor("take", indices, x), x.shape[a], mode)
-    if sparse_grad and a:
-        raise AxisError(f"take: sparse_grad is for slices along axis 0, not along axis {a} of {x.shape}")
-    return barrier(take_rows_p if sparse_grad else take_p, x, checked("take", indices, x.shape[a], x), axis=a)
+        indices = _brought_in(tensor("take", indices, a), a.shape[dim], mode)
+    if sparse_grad and dim:
+        raise AxisError(f"take: sparse_grad is for slices along axis 0, not along axis {dim} of {a.shape}")
+    return barrier(take_rows_p if sparse_grad else take_p, a, checked("take", indices, a.shape[dim], a), axis=dim)
 
 
 def _brought_in(places: Tensor, n: int, mode: str) -> Tensor:
@@ -237,27 +237,27 @@ def _brought_in(places: Tensor, n: int, mode: str) -> Tensor:
     return unrecorded(remainder, places, max(n, 1))
 
 
-def take_along_axis(x: TensorLike, indices: TensorLike, /, axis: int = -1) -> Tensor:
-    """Elements of ``x`` at ``indices`` along ``axis``; all other dimensions match or broadcast.
+def take_along_axis(arr: TensorLike, indices: TensorLike, axis: int = -1) -> Tensor:
+    """Elements of ``arr`` at ``indices`` along ``axis``; all other dimensions match or broadcast.
 
     Raises AxisError, IndexingError, and ShapeError if the dimensions do not fit.
     """
-    x = tensor("take_along_axis", x)
-    places = tensor("take_along_axis", indices, x)
-    a = normalize_axis("take_along_axis", axis, x.ndim)
-    n = x.shape[a]
-    places = checked("take_along_axis", places, n, x)
-    others = x.shape[:a] + x.shape[a + 1 :]
-    if places.ndim != x.ndim or any(
-        m not in (1, s) and s != 1 for i, (m, s) in enumerate(zip(places.shape, x.shape, strict=True)) if i != a
+    arr = tensor("take_along_axis", arr)
+    places = tensor("take_along_axis", indices, arr)
+    a = normalize_axis("take_along_axis", axis, arr.ndim)
+    n = arr.shape[a]
+    places = checked("take_along_axis", places, n, arr)
+    others = arr.shape[:a] + arr.shape[a + 1 :]
+    if places.ndim != arr.ndim or any(
+        m not in (1, s) and s != 1 for i, (m, s) in enumerate(zip(places.shape, arr.shape, strict=True)) if i != a
     ):
-        raise ShapeError(f"take_along_axis: indices of shape {places.shape} do not fit {x.shape} along axis {a}")
+        raise ShapeError(f"take_along_axis: indices of shape {places.shape} do not fit {arr.shape} along axis {a}")
     lead = tuple(max(m, s) if m and s else 0 for m, s in zip(_without(places.shape, a), others, strict=True))
     count = places.shape[a]
-    x = broadcast_to(moveaxis(x, a, -1), (*lead, n))
+    arr = broadcast_to(moveaxis(arr, a, -1), (*lead, n))
     places = broadcast_to(moveaxis(places, a, -1), (*lead, count))
-    rows = reshape(arange(prod(lead), device=x.device) * n, (*lead, 1))
-    taken = barrier(take_p, reshape(x, (-1,)), places + rows, axis=0)
+    rows = reshape(arange(prod(lead), device=arr.device) * n, (*lead, 1))
+    taken = barrier(take_p, reshape(arr, (-1,)), places + rows, axis=0)
     return moveaxis(taken, -1, a)
 
 
@@ -265,8 +265,8 @@ def _without(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def one_hot(indices: TensorLike, depth: int, /, *, axis: int = -1, dtype: DTypeLike | None = None) -> Tensor:
-    """1 at each index and 0 elsewhere along a new ``axis`` of length ``depth``; float32 unless said otherwise.
+def one_hot(indices: TensorLike, depth: int, *, axis: int = -1, dtype: DTypeLike | None = None) -> Tensor:
+    """1 at each index and 0 elsewhere along a new ``axis`` of length ``depth``; dtype None: the default dtype.
 
     An index out of range gives zeros (as in TensorFlow).  Raises AxisError, IndexingError for other than integers.
     """
@@ -275,4 +275,4 @@ def one_hot(indices: TensorLike, depth: int, /, *, axis: int = -1, dtype: DTypeL
         raise IndexingError(f"one_hot: indices must be integers, got {places.dtype}")
     a = normalize_axis("one_hot", axis, places.ndim + 1)
     hot = equal(reshape(places, (*places.shape, 1)), arange(depth, dtype=places.dtype, device=places.device))
-    return moveaxis(cast(hot, dtypes.float32 if dtype is None else dtypes.asdtype(dtype)), -1, a)
+    return moveaxis(cast(hot, dtypes.asdtype(dtype)), -1, a)

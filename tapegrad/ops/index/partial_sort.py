@@ -41,11 +41,11 @@ argpartition_p = general(
 )
 
 
-def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
+def argpartition(a: TensorLike, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Tensor:
     """Positions in an order in which elements ``kth`` (a number or several) stand as if sorted along ``axis``.
 
-    Smaller ones come before, larger ones (NaN as the largest) behind; axis None: of the flattened array.  Raises
-    AxisError, ShapeError for ``kth`` out of range, DTypeError for complex.
+    Smaller ones come before, larger ones (NaN as the largest) behind; axis None: of the flattened array; kind: NumPy's
+    name of an algorithm, of no effect.  Raises AxisError, ShapeError for ``kth`` out of range, DTypeError for complex.
     """
     x = ordered("argpartition", a)
     x, a = flat_or_along("argpartition", x, axis)
@@ -54,7 +54,7 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1) -> Tensor:
     return barrier(argpartition_p, x, kth=wanted, axis=a)
 
 
-def partition(a: TensorLike, kth: object, axis: int | None = -1) -> Tensor:
+def partition(a: TensorLike, kth: object, axis: int | None = -1, kind: str = "introselect") -> Tensor:
     """The elements in the order of :func:`argpartition`; each takes its gradient along.  Raises as that does."""
     x = ordered("partition", a)
     x, i = flat_or_along("partition", x, axis)

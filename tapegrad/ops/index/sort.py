@@ -46,20 +46,20 @@ def _extreme(prim: Primitive, x: TensorLike, axis: int | None, keepdims: bool) -
     return expand_dims(out, a) if keepdims else out
 
 
-def argmax(x: TensorLike, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def argmax(a: TensorLike, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first largest element along ``axis`` (None: in the flattened array); a NaN counts as largest.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
     """
-    return _extreme(argmax_p, x, axis, keepdims)
+    return _extreme(argmax_p, a, axis, keepdims)
 
 
-def argmin(x: TensorLike, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def argmin(a: TensorLike, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the first smallest element along ``axis`` (None: in the flattened array); a NaN counts as smallest.
 
     Raises AxisError, ShapeError for an empty axis, DTypeError for complex.
     """
-    return _extreme(argmin_p, x, axis, keepdims)
+    return _extreme(argmin_p, a, axis, keepdims)
 
 
 argsort_p = general(
@@ -73,30 +73,30 @@ argsort_p = general(
 
 
 def argsort(
-    x: TensorLike, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
+    a: TensorLike, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
 ) -> Tensor:
     """Positions of the elements in order along ``axis`` (None: of the flattened array).  NaN sorts as the largest.
 
     Equal elements keep their order, whatever ``kind`` or ``stable`` say (they are NumPy's and the standard's).  Raises
     AxisError, DTypeError for complex.
     """
-    x = ordered("argsort", x)
-    x, a = flat_or_along("argsort", x, axis)
+    a = ordered("argsort", a)
+    a, dim = flat_or_along("argsort", a, axis)
     if not descending:
-        return barrier(argsort_p, x, axis=a)
-    return x.shape[a] - 1 - flip(barrier(argsort_p, flip(x, axis=a), axis=a), axis=a)
+        return barrier(argsort_p, a, axis=dim)
+    return a.shape[dim] - 1 - flip(barrier(argsort_p, flip(a, axis=dim), axis=dim), axis=dim)
 
 
 def sort(
-    x: TensorLike, /, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
+    a: TensorLike, axis: int | None = -1, kind: str | None = None, *, descending: bool = False, stable: bool = True
 ) -> Tensor:
     """The elements in order along ``axis`` (None: flattened), NaN as the largest; each takes its gradient along.
 
     kind, stable: see :func:`argsort`.  Raises AxisError, DTypeError for complex.
     """
-    x = ordered("sort", x)
-    x, a = flat_or_along("sort", x, axis)
-    return take_along_axis(x, argsort(x, axis=a, descending=descending), axis=a)
+    a = ordered("sort", a)
+    a, dim = flat_or_along("sort", a, axis)
+    return take_along_axis(a, argsort(a, axis=dim, descending=descending), axis=dim)
 
 
 class TopK(NamedTuple):
@@ -106,7 +106,7 @@ class TopK(NamedTuple):
     indices: Tensor
 
 
-def top_k(x: TensorLike, k: int, /, *, axis: int = -1) -> TopK:
+def top_k(x: TensorLike, k: int, *, axis: int = -1) -> TopK:
     """The ``k`` largest elements along ``axis``, largest first, and their positions.  Raises AxisError, ShapeError."""
     x = ordered("top_k", x)
     a = normalize_axis("top_k", axis, x.ndim)
@@ -126,13 +126,13 @@ searchsorted_p = general(
 )
 
 
-def searchsorted(x1: TensorLike, x2: TensorLike, /, side: str = "left", sorter: TensorLike | None = None) -> Tensor:
-    """Where to insert each element of ``x2`` in the sorted ``x1`` so that it stays sorted.
+def searchsorted(a: TensorLike, v: TensorLike, side: str = "left", sorter: TensorLike | None = None) -> Tensor:
+    """Where to insert each element of ``v`` in the sorted ``a`` so that it stays sorted.
 
-    side: ``left`` of equal elements or ``right``; sorter: a permutation that sorts ``x1``.  Raises ShapeError unless
-    ``x1`` has one dimension.
+    side: ``left`` of equal elements or ``right``; sorter: a permutation that sorts ``a``.  Raises ShapeError unless
+    ``a`` has one dimension.
     """
-    x, y = promote("searchsorted", (x1, x2))
+    x, y = promote("searchsorted", (a, v))
     if x.ndim != 1 or side not in ("left", "right"):
         raise ShapeError(f"searchsorted: x1 of shape {x.shape} and side {side!r}; need one dimension, left or right")
     if sorter is not None:
@@ -163,7 +163,7 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Tensor
 
 
-def unique_all(x: TensorLike, /) -> UniqueAll:
+def unique_all(x: TensorLike) -> UniqueAll:
     """The distinct values of ``x`` and all about them.  Their number depends on the values, so ``x`` is evaluated.
 
     Every NaN is distinct.  There is no derivative.
@@ -177,18 +177,18 @@ def unique_all(x: TensorLike, /) -> UniqueAll:
     return UniqueAll(*(from_array(a, x.device) for a in arrays))
 
 
-def unique_counts(x: TensorLike, /) -> UniqueCounts:
+def unique_counts(x: TensorLike) -> UniqueCounts:
     """The distinct values of ``x`` and how often each occurs; see :func:`unique_all`."""
     distinct = unique_all(x)
     return UniqueCounts(distinct.values, distinct.counts)
 
 
-def unique_inverse(x: TensorLike, /) -> UniqueInverse:
+def unique_inverse(x: TensorLike) -> UniqueInverse:
     """The distinct values of ``x`` and which one each element is; see :func:`unique_all`."""
     distinct = unique_all(x)
     return UniqueInverse(distinct.values, distinct.inverse_indices)
 
 
-def unique_values(x: TensorLike, /) -> Tensor:
+def unique_values(x: TensorLike) -> Tensor:
     """The distinct values of ``x``; see :func:`unique_all`."""
     return unique_all(x).values

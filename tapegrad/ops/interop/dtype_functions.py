@@ -11,7 +11,7 @@ from tapegrad.errors import DTypeError
 from tapegrad.ops.dispatch import SCALARS
 from tapegrad.tensor import DTypeLike, Tensor, convert
 
-__all__ = ["can_cast", "finfo", "iinfo", "isdtype", "result_type"]
+__all__ = ["can_cast", "finfo", "get_default_dtype", "iinfo", "isdtype", "result_type", "set_default_dtype"]
 
 _KINDS = {
     "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu", "real floating": "f",
@@ -41,7 +41,7 @@ def result_type(*arrays_and_dtypes: Any) -> DType:
         raise DTypeError(f"result_type: {e}") from None
 
 
-def can_cast(from_: object, to: Any, /, casting: str = "safe") -> bool:
+def can_cast(from_: object, to: Any, casting: str = "safe") -> bool:
     """Whether the dtype ``from_`` (or that of an array) can be cast to ``to`` by the rule ``casting``.
 
     casting: NumPy's ``no``, ``equiv``, ``safe`` (no value is lost), ``same_kind``, ``unsafe``.  Raises DTypeError.
@@ -95,14 +95,36 @@ class IntegerInfo:
     dtype: DType
 
 
-def finfo(type: object, /) -> FloatInfo:
+def set_default_dtype(dtype: DTypeLike) -> None:
+    """Set the float dtype of what has none of its own: float32 (from the start) or float64.
+
+    From now on, in every thread, it is the dtype of Python floats and lists of them, of ``zeros``, ``ones``, ``eye``,
+    ``linspace`` and the other functions that create values, of ``tg.random``'s numbers and of new layers; complex
+    numbers have the same precision.  Arrays, and what is there already, keep their dtypes; a Python number beside a
+    tensor takes the tensor's.  A captured function is captured for each default dtype.  Set it at the beginning of a
+    program: a checkpointed function that is rerun after a change raises RecomputeError if dtypes differ.
+
+    Raises DTypeError for another dtype.
+    """
+    default = dtypes.asdtype(dtype)
+    if dtype is None or default not in (dtypes.float32, dtypes.float64):
+        raise DTypeError(f"set_default_dtype: dtype must be float32 or float64, got {dtype!r}")
+    dtypes.set_default(default)
+
+
+def get_default_dtype() -> DType:
+    """Return the float dtype of what has none of its own; see :func:`set_default_dtype`."""
+    return dtypes.asdtype(None)
+
+
+def finfo(dtype: object) -> FloatInfo:
     """Limits of a float dtype, or of the parts of a complex one; an array stands for its dtype.  The numbers are Python
     floats, so a float32 stays a float32 beside them.  Raises DTypeError.
     """
-    dtype = dtypes.real_of(_dtype_of(type))
-    if dtype.kind != "f" and not dtypes.is_extended(dtype):
-        raise DTypeError(f"finfo: {dtype} is no float dtype; iinfo has the limits of integers")
-    limits = dtypes.finfo(dtype)
+    real = dtypes.real_of(_dtype_of(dtype))
+    if real.kind != "f" and not dtypes.is_extended(real):
+        raise DTypeError(f"finfo: {real} is no float dtype; iinfo has the limits of integers")
+    limits = dtypes.finfo(real)
     return FloatInfo(
         bits=int(limits.bits),
         eps=float(limits.eps),
@@ -110,13 +132,13 @@ def finfo(type: object, /) -> FloatInfo:
         min=float(limits.min),
         smallest_normal=float(limits.smallest_normal),
         smallest_subnormal=float(limits.smallest_subnormal),
-        dtype=dtype,
+        dtype=real,
     )
 
 
-def iinfo(type: object, /) -> IntegerInfo:
+def iinfo(int_type: object) -> IntegerInfo:
     """Limits of an integer dtype; an array stands for its dtype.  Raises DTypeError."""
-    dtype = _dtype_of(type)
+    dtype = _dtype_of(int_type)
     if dtype.kind not in "iu":
         raise DTypeError(f"iinfo: {dtype} is no integer dtype; finfo has the limits of floats")
     limits = dtypes.iinfo(dtype)

@@ -51,8 +51,8 @@ class Info:
         """What Python numbers become, and the dtype of positions; the same on every device.  Raises DeviceError."""
         _check(device)
         return {
-            "real floating": dtypes.float32,
-            "complex floating": dtypes.complex64,
+            "real floating": dtypes.of_python("f", dtypes.float32),
+            "complex floating": dtypes.of_python("c", dtypes.complex64),
             "integral": dtypes.int64,
             "indexing": dtypes.int64,
         }

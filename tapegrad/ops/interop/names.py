@@ -9,7 +9,7 @@ from tapegrad.ops.dispatch import tensor
 from tapegrad.tensor import Tensor, TensorLike
 
 
-def name(x: TensorLike, name: str, /) -> Tensor:
+def name(x: TensorLike, name: str) -> Tensor:
     """``x`` itself, from now on known to memory policies as ``name`` (JAX's ``checkpoint_name``).
 
     A tensor of any shape and dtype is returned as it is: nothing is computed or recorded, so neither kernels nor bits

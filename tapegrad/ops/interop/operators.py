@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tapegrad.core.rule import with_parameters
 from tapegrad.errors import ImmutableError, NotATensorError, UnsizedError
 from tapegrad.ops.create import creation, mapping, transfer
 from tapegrad.ops.dispatch import SCALARS
@@ -15,6 +16,7 @@ from tapegrad.ops.interop import einops_backend, numpy_protocols, sharing
 from tapegrad.ops.products import products
 from tapegrad.ops.reduce import averages, cumulative, reductions
 from tapegrad.ops.shape import diagonals, join, shape
+from tapegrad.ops.shape.shape import reshape
 from tapegrad.spellings import explained, has_other_names, refuse
 from tapegrad.tensor import Tensor, TensorLike, bind_method
 
@@ -66,7 +68,8 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "__invert__": comparison.bitwise_invert, "__getitem__": getitem.getitem, "astype": creation.astype,
     "clip": arithmetic.clip, "conj": complex.conj, "cumsum": cumulative.cumsum, "nonzero": selection.nonzero,
     "repeat": join.repeat, "round": arithmetic.round, "squeeze": shape.squeeze, "swapaxes": shape.swapaxes,
-    "to_device": transfer.to_device, "argpartition": partial_sort.argpartition, "choose": choices.choose,
+    "to_device": transfer.to_device, "argpartition": partial_sort.argpartition, "argsort": sort.argsort,
+    "choose": choices.choose,
     "copy": mapping.copy, "cumprod": cumulative.cumprod, "diagonal": diagonals.diagonal, "dot": products.dot,
     "ptp": averages.ptp, "trace": diagonals.trace,
 }  # fmt: skip
@@ -77,7 +80,7 @@ _POSITIONAL: dict[str, tuple[Callable[..., Tensor], ...]] = {
     "axis out keepdims": (
         reductions.max, reductions.min, reductions.any, reductions.all, sort.argmax, sort.argmin,
     ),
-    "indices axis": (indexing.take,),
+    "indices axis out mode": (indexing.take,),
 }  # fmt: skip
 """Methods some of whose arguments may be given by position, and the names of these."""
 
@@ -114,7 +117,7 @@ def bind_operators() -> None:
     bind_method("__array_namespace__", numpy_protocols.array_namespace)
     sharing.bind_protocols()
     einops_backend.offer_backend()
-    for method in (_argsort, _compress, _searchsorted):
+    for method in (_compress, _searchsorted):
         bind_method(method.__name__[1:], method)
     assigning.bind_assignments()
 
@@ -128,7 +131,6 @@ def _iterate(self: Tensor) -> Iterator[Tensor]:
 def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
     """``f`` as a method whose arguments ``names`` may be given by position, as in NumPy."""
     known = inspect.signature(f).parameters
-    positional = [n for n, p in known.items() if p.kind is inspect.Parameter.POSITIONAL_ONLY]
 
     def method(self: Tensor, *args: object, **kwargs: object) -> Tensor:
         if len(args) > len(names):
@@ -141,18 +143,29 @@ def _method(f: Callable[..., Tensor], *names: str) -> Callable[..., Tensor]:
             if name not in known and name in given and given.pop(name) is not None:
                 raise ImmutableError(f"{f.__name__}: has no argument {name}; its result is a new tensor")
         try:
-            return f(self, *[given.pop(n) for n in positional[1:] if n in given], **given)
+            return f(self, **given)
         except TypeError:
             refuse(f.__name__, f, kwargs)
             raise
 
     method.__name__, method.__doc__ = f.__name__, f.__doc__
-    return method
+    kinds, optional = inspect.Parameter, [p for n, p in list(known.items())[1:] if n not in names]
+    return with_parameters(
+        method,
+        [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
+        + [
+            known[n].replace(kind=kinds.POSITIONAL_OR_KEYWORD)
+            if n in known
+            else kinds(n, kinds.POSITIONAL_OR_KEYWORD, default=None)
+            for n in names
+        ]
+        + [p.replace(kind=kinds.KEYWORD_ONLY) for p in optional],
+    )
 
 
-def _reshape(self: Tensor, *lengths: Any, order: str = "C") -> Tensor:
-    """The elements in another shape, given as one tuple or as several lengths; order: see :func:`reshape`."""
-    return shape.reshape(self, lengths[0] if len(lengths) == 1 else lengths, order)
+def _reshape(self: Tensor, *shape: Any, order: str = "C", copy: bool | None = None) -> Tensor:
+    """The elements in another shape, given as one tuple or as several lengths; order, copy: see :func:`reshape`."""
+    return reshape(self, shape[0] if len(shape) == 1 else shape, order, copy=copy)
 
 
 def _transpose(self: Tensor, *axes: Any) -> Tensor:
@@ -164,12 +177,7 @@ def _transpose(self: Tensor, *axes: Any) -> Tensor:
 
 def _flatten(self: Tensor, order: str = "C") -> Tensor:
     """The elements in one dimension; order: see :func:`reshape`."""
-    return shape.reshape(self, (self.size,), order)
-
-
-def _argsort(self: Tensor, axis: int | None = -1, **options: Any) -> Tensor:
-    """Positions of the elements in order along ``axis`` (None: in the flattened array): see ``tg.argsort``."""
-    return sort.argsort(self.ravel(), axis=0, **options) if axis is None else sort.argsort(self, axis=axis, **options)
+    return reshape(self, (self.size,), order)
 
 
 def _compress(self: Tensor, condition: TensorLike, axis: int | None = None) -> Tensor:

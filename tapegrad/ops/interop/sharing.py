@@ -14,7 +14,7 @@ from tapegrad.variable import Variable
 __all__ = ["from_dlpack"]
 
 
-def from_dlpack(x: TensorLike, /, *, device: Device | str | None = None, copy: bool | None = None) -> Tensor:
+def from_dlpack(x: TensorLike, *, device: Device | str | None = None, copy: bool | None = None) -> Tensor:
     """The array of another library (NumPy, CuPy, PyTorch, JAX, ...) as a tensor, through DLPack.
 
     Without ``copy=True`` the tensor shares the array's memory: **the array must not be changed while the tensor is in

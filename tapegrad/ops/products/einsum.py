@@ -91,7 +91,7 @@ class _Term:
         return permute_dims(self.x, [self.labels.index(i) for i in labels])
 
 
-def einsum(subscripts: object, /, *operands: TensorLike, optimize: object = True) -> Tensor:
+def einsum(subscripts: object, *operands: TensorLike, optimize: object = True) -> Tensor:
     """The sum of products that ``subscripts`` describes, as ``"bij,bjk->bik"``; an ellipsis stands for leading axes.
 
     Without ``->`` the result has the labels that occur once, in alphabetical order, after the ellipsis' axes.

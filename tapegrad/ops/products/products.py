@@ -78,7 +78,7 @@ matmul_p = _declared(
 matmul_tf32_p = _declared("matmul_tf32", True, [Sample([[1.0, 2.5], [-3.0, 0.5]], [[0.25, 4.0], [1.5, -2.0]])])
 
 
-def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def matmul(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The matrix product; leading dimensions broadcast, a 1-d operand is a row (left) or a column (right).
 
     x1: ``(..., m, k)`` or ``(k,)``; x2: ``(..., k, n)`` or ``(k,)``.  Raises ShapeError.
@@ -103,22 +103,22 @@ def _product(prim: Primitive, x: Tensor, y: Tensor) -> Tensor:
     return barrier(prim, x, y)
 
 
-def tensordot(x1: TensorLike, x2: TensorLike, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
-    """The sum of products over ``axes``: the last so many of ``x1`` with the first of ``x2``, or a list for each.
+def tensordot(a: TensorLike, b: TensorLike, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+    """The sum of products over ``axes``: the last so many of ``a`` with the first of ``b``, or a list for each.
 
-    The result has the other axes of ``x1``, then those of ``x2``.  Raises ShapeError and AxisError.
+    The result has the other axes of ``a``, then those of ``b``.  Raises ShapeError and AxisError.
     """
-    x, y = promote("tensordot", (x1, x2))
+    x, y = promote("tensordot", (a, b))
     left, right = _paired_axes(x, y, axes)
-    for a, b in zip(left, right, strict=True):
-        if x.shape[a] != y.shape[b]:
-            raise ShapeError(f"tensordot: axis {a} of {x.shape} and axis {b} of {y.shape} differ in length")
-    rows = [a for a in range(x.ndim) if a not in left]
-    columns = [b for b in range(y.ndim) if b not in right]
-    shape = (*(x.shape[a] for a in rows), *(y.shape[b] for b in columns))
-    inner = prod(x.shape[a] for a in left)
-    flat_x = reshape(permute_dims(x, (*rows, *left)), (prod(x.shape[a] for a in rows), inner))
-    flat_y = reshape(permute_dims(y, (*right, *columns)), (inner, prod(y.shape[b] for b in columns)))
+    for i, j in zip(left, right, strict=True):
+        if x.shape[i] != y.shape[j]:
+            raise ShapeError(f"tensordot: axis {i} of {x.shape} and axis {j} of {y.shape} differ in length")
+    rows = [i for i in range(x.ndim) if i not in left]
+    columns = [j for j in range(y.ndim) if j not in right]
+    shape = (*(x.shape[i] for i in rows), *(y.shape[j] for j in columns))
+    inner = prod(x.shape[i] for i in left)
+    flat_x = reshape(permute_dims(x, (*rows, *left)), (prod(x.shape[i] for i in rows), inner))
+    flat_y = reshape(permute_dims(y, (*right, *columns)), (inner, prod(y.shape[j] for j in columns)))
     return reshape(matmul(flat_x, flat_y), shape)
 
 
@@ -136,7 +136,7 @@ def _paired_axes(x: Tensor, y: Tensor, axes: Any) -> tuple[list[int], list[int]]
     return left, right
 
 
-def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
+def vecdot(x1: TensorLike, x2: TensorLike, *, axis: int = -1) -> Tensor:
     """The sum of ``conj(x1) * x2`` along ``axis`` (negative, counted in both); the other dimensions broadcast.
 
     Products and sum of half types are in float32, rounded once.  Raises ShapeError and AxisError.
@@ -150,7 +150,7 @@ def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     return cast(sum(conj(x) * y, axis=-1, dtype=wide), dtype)
 
 
-def matvec(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def matvec(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The product of matrices ``(..., m, n)`` with vectors ``(..., n)``; leading dimensions broadcast.
 
     Raises ShapeError.
@@ -161,7 +161,7 @@ def matvec(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return squeeze(matmul(x, expand_dims(y, -1)), -1)
 
 
-def vecmat(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def vecmat(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The conjugates of vectors ``(..., n)`` times matrices ``(..., n, m)``; leading dimensions broadcast.
 
     Raises ShapeError.
@@ -172,13 +172,13 @@ def vecmat(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return squeeze(matmul(expand_dims(conj(x), -2), y), -2)
 
 
-def outer(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """The product of every element of ``x1`` with every one of ``x2``, shape ``(x1.size, x2.size)``."""
-    x, y = promote("outer", (x1, x2))
+def outer(a: TensorLike, b: TensorLike) -> Tensor:
+    """The product of every element of ``a`` with every one of ``b``, shape ``(a.size, b.size)``."""
+    x, y = promote("outer", (a, b))
     return reshape(x, (x.size, 1)) * reshape(y, (y.size,))
 
 
-def inner(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def inner(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The sum of products over the last axes of both (NumPy's ``inner``).  Raises ShapeError."""
     x, y = promote("inner", (x1, x2))
     if not x.ndim or not y.ndim:
@@ -188,12 +188,12 @@ def inner(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return tensordot(x, y, axes=([-1], [-1]))
 
 
-def dot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """The sum of products over the last axis of ``x1`` and the last but one (or only) of ``x2`` (NumPy's ``dot``).
+def dot(a: TensorLike, b: TensorLike) -> Tensor:
+    """The sum of products over the last axis of ``a`` and the last but one (or only) of ``b`` (NumPy's ``dot``).
 
     Raises ShapeError.
     """
-    x, y = promote("dot", (x1, x2))
+    x, y = promote("dot", (a, b))
     if not x.ndim or not y.ndim:
         return x * y
     axis = max(y.ndim - 2, 0)
@@ -202,7 +202,7 @@ def dot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     return tensordot(x, y, axes=([-1], [axis]))
 
 
-def vdot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+def vdot(x1: TensorLike, x2: TensorLike) -> Tensor:
     """The sum of ``conj(x1) * x2`` over all elements of two arrays of one size.  Raises ShapeError."""
     x, y = promote("vdot", (x1, x2))
     if x.size != y.size:

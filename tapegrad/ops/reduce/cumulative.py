@@ -54,7 +54,7 @@ def _first_shape(x: Tensor, axis: int) -> tuple[int, ...]:
 
 
 def cumulative_sum(
-    x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
+    x: TensorLike, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
 ) -> Tensor:
     """The sums of the elements so far along ``axis``; ``include_initial``: 0 in front.  Raises AxisError, ShapeError.
 
@@ -67,10 +67,10 @@ def cumulative_sum(
     return cast(out, wanted)
 
 
-def cumsum(x: TensorLike, /, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
+def cumsum(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """NumPy's name for :func:`cumulative_sum`; axis None: of the flattened array."""
-    x = tensor("cumsum", x)
-    return cumulative_sum(reshape(x, (x.size,)) if axis is None else x, axis=axis, dtype=dtype)
+    a = tensor("cumsum", a)
+    return cumulative_sum(reshape(a, (a.size,)) if axis is None else a, axis=axis, dtype=dtype)
 
 
 def _cut(x: Tensor, axis: int, reach: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +129,7 @@ cumulative_prod_p = general(
 
 
 def cumulative_prod(
-    x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
+    x: TensorLike, *, axis: int | None = None, dtype: DTypeLike | None = None, include_initial: bool = False
 ) -> Tensor:
     """The products of the elements so far along ``axis``; ``include_initial``: 1 in front.
 
@@ -142,25 +142,25 @@ def cumulative_prod(
     return cast(x, wanted)
 
 
-def cumprod(x: TensorLike, /, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
+def cumprod(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None = None) -> Tensor:
     """NumPy's name for :func:`cumulative_prod`; axis None: of the flattened array."""
-    x = tensor("cumprod", x)
-    return cumulative_prod(reshape(x, (x.size,)) if axis is None else x, axis=axis, dtype=dtype)
+    a = tensor("cumprod", a)
+    return cumulative_prod(reshape(a, (a.size,)) if axis is None else a, axis=axis, dtype=dtype)
 
 
 def diff(
-    x: TensorLike, /, n: int = 1, axis: int = -1, prepend: TensorLike | None = None, append: TensorLike | None = None
+    a: TensorLike, n: int = 1, axis: int = -1, prepend: TensorLike | None = None, append: TensorLike | None = None
 ) -> Tensor:
     """Differences of neighbours along ``axis``, taken ``n`` times.  Raises AxisError, ShapeError."""
-    x = given = tensor("diff", x)
-    a = normalize_axis("diff", axis, x.ndim)
+    a = given = tensor("diff", a)
+    dim = normalize_axis("diff", axis, a.ndim)
     if n < 0:
         raise ShapeError(f"diff: n={n}; differences are taken 0 times or more")
-    around = [tensor("diff", part, x) for part in (prepend, append) if part is not None]
+    around = [tensor("diff", part, a) for part in (prepend, append) if part is not None]
     if around:
-        around = [broadcast_to(part, _first_shape(x, a)) if not part.ndim else part for part in around]
-        x = concat([*around[: prepend is not None], x, *around[prepend is not None :]], axis=a)
-    for _ in range(min(n, x.shape[a])):
-        ahead, behind = (slice(None),) * a + (slice(1, None),), (slice(None),) * a + (slice(None, -1),)
-        x = (x[ahead] != x[behind]) if x.dtype.kind == "b" else subtract(x[ahead], x[behind])
-    return own(x, given)
+        around = [broadcast_to(part, _first_shape(a, dim)) if not part.ndim else part for part in around]
+        a = concat([*around[: prepend is not None], a, *around[prepend is not None :]], axis=dim)
+    for _ in range(min(n, a.shape[dim])):
+        ahead, behind = (slice(None),) * dim + (slice(1, None),), (slice(None),) * dim + (slice(None, -1),)
+        a = (a[ahead] != a[behind]) if a.dtype.kind == "b" else subtract(a[ahead], a[behind])
+    return own(a, given)

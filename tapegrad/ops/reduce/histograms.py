@@ -29,7 +29,7 @@ Range: TypeAlias = tuple[float, float]
 """Where the first bin begins, and where the last one ends."""
 
 
-def bincount(x: TensorLike, /, weights: TensorLike | None = None, minlength: int = 0) -> Tensor:
+def bincount(x: TensorLike, weights: TensorLike | None = None, minlength: int = 0) -> Tensor:
     """How often each integer from 0 on occurs in the vector ``x``, or the sum of its ``weights``, in float64.
 
     The weights have gradients.  The length is ``max(x) + 1``, at least ``minlength``; so the largest value is read.

@@ -50,19 +50,19 @@ def _infer_nonempty(name: str) -> Callable[..., ShapedArray]:
 
 
 def sum(
-    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
     initial: TensorLike | None = None, where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The sum over ``axis`` (None: all), plus ``initial``; small integers are summed in 64 bits.
 
-    ``where``: a mask of the elements that count (bools that broadcast to ``x``).  Raises AxisError, and ShapeError and
+    ``where``: a mask of the elements that count (bools that broadcast to ``a``).  Raises AxisError, and ShapeError and
     DTypeError for ``initial`` and ``where``.
     """
-    x = tensor("sum", x)
-    axes = normalize_axes("sum", axis, x.ndim)
-    x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
-    x = masked("sum", x, where, 0)
-    out = barrier(sum_p, x, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(x)
+    a = tensor("sum", a)
+    axes = normalize_axes("sum", axis, a.ndim)
+    a = cast(a, dtypes.sum_dtype(a.dtype) if dtype is None else dtypes.asdtype(dtype))
+    a = masked("sum", a, where, 0)
+    out = barrier(sum_p, a, axis=axes, keepdims=bool(keepdims)) if axes else identity_of(a)
     return out if initial is None else add(out, start_of("sum", initial, out))
 
 
@@ -75,20 +75,20 @@ def _in(op: str, x: TensorLike, dtype: DTypeLike | None) -> Tensor:
 
 
 def mean(
-    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
     where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The mean over ``axis`` (None: all), in ``dtype`` if given; NaN for an empty array, as in NumPy.
 
-    ``where``: a mask of the elements that count (bools that broadcast to ``x``).  Integers are averaged in float64.
+    ``where``: a mask of the elements that count (bools that broadcast to ``a``).  Integers are averaged in float64.
     Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
-    x = _in("mean", x, dtype)
-    axes = normalize_axes("mean", axis, x.ndim)
+    a = _in("mean", a, dtype)
+    axes = normalize_axes("mean", axis, a.ndim)
     if where is None:
-        return _mean(x, axes, keepdims)
-    mask = mask_of("mean", where, x)
-    return _mean(masked("mean", x, mask, 0), axes, keepdims, mask)
+        return _mean(a, axes, keepdims)
+    mask = mask_of("mean", where, a)
+    return _mean(masked("mean", a, mask, 0), axes, keepdims, mask)
 
 
 @in_float32
@@ -230,87 +230,87 @@ def _extreme_of(
 
 
 def max(
-    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, initial: TensorLike | None = None,
+    a: TensorLike, axis: Axis = None, *, keepdims: bool = False, initial: TensorLike | None = None,
     where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The largest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     ``initial``: a number that counts, too (of a tie with it the elements have the gradient).  ``where``: a mask of the
-    elements that count (bools that broadcast to ``x``); it needs ``initial``.  Raises AxisError, ShapeError for an
+    elements that count (bools that broadcast to ``a``); it needs ``initial``.  Raises AxisError, ShapeError for an
     empty axis without ``initial``, DTypeError for complex.
     """
-    return _extreme_of(max_p, "max", ordered("max", x), axis, keepdims, initial, where)
+    return _extreme_of(max_p, "max", ordered("max", a), axis, keepdims, initial, where)
 
 
 def min(
-    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, initial: TensorLike | None = None,
+    a: TensorLike, axis: Axis = None, *, keepdims: bool = False, initial: TensorLike | None = None,
     where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The smallest element over ``axis`` (None: all), NaN if there is one; ties share the gradient equally.
 
     ``initial``: a number that counts, too (of a tie with it the elements have the gradient).  ``where``: a mask of the
-    elements that count (bools that broadcast to ``x``); it needs ``initial``.  Raises AxisError, ShapeError for an
+    elements that count (bools that broadcast to ``a``); it needs ``initial``.  Raises AxisError, ShapeError for an
     empty axis without ``initial``, DTypeError for complex.
     """
-    return _extreme_of(min_p, "min", ordered("min", x), axis, keepdims, initial, where)
+    return _extreme_of(min_p, "min", ordered("min", a), axis, keepdims, initial, where)
 
 
 def prod(
-    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, *, keepdims: bool = False,
     initial: TensorLike | None = None, where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The product over ``axis`` (None: all), times ``initial``; 1 if empty; its gradient is right where elements are 0.
 
-    ``where``: a mask of the elements that count (bools that broadcast to ``x``).  Small integers are multiplied in 64
+    ``where``: a mask of the elements that count (bools that broadcast to ``a``).  Small integers are multiplied in 64
     bits.  Raises AxisError, and ShapeError and DTypeError for ``initial`` and ``where``.
     """
-    x = tensor("prod", x)
-    x = cast(x, dtypes.sum_dtype(x.dtype) if dtype is None else dtypes.asdtype(dtype))
-    out = _reduced(prod_p, "prod", masked("prod", x, where, 1), axis, keepdims)
+    a = tensor("prod", a)
+    a = cast(a, dtypes.sum_dtype(a.dtype) if dtype is None else dtypes.asdtype(dtype))
+    out = _reduced(prod_p, "prod", masked("prod", a, where, 1), axis, keepdims)
     return out if initial is None else multiply(out, start_of("prod", initial, out))
 
 
 def any(
-    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, where: TensorLike | None = None
+    a: TensorLike, axis: Axis = None, *, keepdims: bool = False, where: TensorLike | None = None
 ) -> Tensor:  # fmt: skip
     """Whether some element over ``axis`` (None: all), of those in the mask ``where``, is not 0; NaN is not 0.
 
     Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
-    return _reduced(any_p, "any", masked("any", _truth(tensor("any", x)), where, False), axis, keepdims)
+    return _reduced(any_p, "any", masked("any", _truth(tensor("any", a)), where, False), axis, keepdims)
 
 
 def all(
-    x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False, where: TensorLike | None = None
+    a: TensorLike, axis: Axis = None, *, keepdims: bool = False, where: TensorLike | None = None
 ) -> Tensor:  # fmt: skip
     """Whether no element over ``axis`` (None: all), of those in the mask ``where``, is 0.
 
     Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
-    return _reduced(all_p, "all", masked("all", _truth(tensor("all", x)), where, True), axis, keepdims)
+    return _reduced(all_p, "all", masked("all", _truth(tensor("all", a)), where, True), axis, keepdims)
 
 
 def _truth(x: Tensor) -> Tensor:
     return cast(x, dtypes.bool_) if x.dtype.kind != "c" else not_equal(x, 0)
 
 
-def count_nonzero(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def count_nonzero(a: TensorLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """How many elements over ``axis`` (None: all) are not 0.  Raises AxisError."""
-    return sum(_truth(tensor("count_nonzero", x)), axis=axis, keepdims=keepdims)
+    return sum(_truth(tensor("count_nonzero", a)), axis=axis, keepdims=keepdims)
 
 
 def var(
-    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
     ddof: float | None = None, keepdims: bool = False, where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The variance over ``axis`` (None: all): squared deviations summed, divided by ``count - correction``.
 
-    ddof: NumPy's name for ``correction``.  where: a mask of the elements that count (bools that broadcast to ``x``).
+    ddof: NumPy's name for ``correction``.  where: a mask of the elements that count (bools that broadcast to ``a``).
     Integers are computed in float64.  Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
-    x = _in("var", x, dtype)
-    axes, mask = normalize_axes("var", axis, x.ndim), None if where is None else mask_of("var", where, x)
-    return _var(x, axes, correction if ddof is None else ddof, keepdims, mask)
+    a = _in("var", a, dtype)
+    axes, mask = normalize_axes("var", axis, a.ndim), None if where is None else mask_of("var", where, a)
+    return _var(a, axes, correction if ddof is None else ddof, keepdims, mask)
 
 
 @in_float32
@@ -321,16 +321,16 @@ def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, ma
 
 
 def std(
-    x: TensorLike, /, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
+    a: TensorLike, axis: Axis = None, dtype: DTypeLike | None = None, *, correction: float = 0,
     ddof: float | None = None, keepdims: bool = False, where: TensorLike | None = None,
 ) -> Tensor:  # fmt: skip
     """The square root of :func:`var`; where that is 0 (all elements equal, or one alone), so is its gradient.
 
     There it has a kink, and 0 is its smallest subgradient (PyTorch's answer).  Raises AxisError.
     """
-    x = _in("std", x, dtype)
-    axes, mask = normalize_axes("std", axis, x.ndim), None if where is None else mask_of("std", where, x)
-    return _std(x, axes, correction if ddof is None else ddof, keepdims, mask)
+    a = _in("std", a, dtype)
+    axes, mask = normalize_axes("std", axis, a.ndim), None if where is None else mask_of("std", where, a)
+    return _std(a, axes, correction if ddof is None else ddof, keepdims, mask)
 
 
 @in_float32
@@ -339,7 +339,7 @@ def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, ma
 
 
 @in_float32
-def logsumexp(x: TensorLike, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+def logsumexp(x: TensorLike, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return ``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
 
     It is computed as ``m + log(sum(exp(x - m)))``, where ``m`` is the largest (real part); the derivative does not

@@ -86,7 +86,7 @@ cross_entropy_p = general(
 )  # fmt: skip
 
 
-def cross_entropy(logits: TensorLike, labels: TensorLike, /) -> Tensor:
+def cross_entropy(logits: TensorLike, labels: TensorLike) -> Tensor:
     """The loss ``logsumexp(row) - row[label]`` of each row, never making the probabilities.
 
     logits: ``(..., classes)``; labels: integers ``(...)``, the shape of the result.  (TensorFlow's

@@ -105,7 +105,7 @@ layer_norm_p = general(
 )  # fmt: skip
 
 
-def layer_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, /, *, eps: float = 1e-5) -> Tensor:
+def layer_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, *, eps: float = 1e-5) -> Tensor:
     """``(x - mean) / sqrt(variance + eps) * gamma + beta`` over the last axis (Ba, Kiros and Hinton, 2016).
 
     x: ``(..., k)``; gamma and beta: ``(k,)``.  Raises ShapeError.

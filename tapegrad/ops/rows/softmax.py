@@ -173,11 +173,11 @@ def _along(prim: Primitive, x: TensorLike, axis: int) -> Tensor:
     return moveaxis(barrier(prim, moveaxis(t, axis, -1)), -1, axis)
 
 
-def softmax(x: TensorLike, /, axis: int = -1) -> Tensor:
+def softmax(x: TensorLike, axis: int = -1) -> Tensor:
     """``exp(x) / sum(exp(x))`` along ``axis``, without overflow.  Raises AxisError."""
     return _along(softmax_p, x, axis)
 
 
-def log_softmax(x: TensorLike, /, axis: int = -1) -> Tensor:
+def log_softmax(x: TensorLike, axis: int = -1) -> Tensor:
     """``log(softmax(x))`` along ``axis``, without overflow.  Raises AxisError."""
     return _along(log_softmax_p, x, axis)

@@ -14,13 +14,13 @@ from tapegrad.ops.elementwise.comparison import greater_equal, less_equal
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.shape.join import concat, flip, split
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, permute_dims, reshape, swapaxes
-from tapegrad.tensor import Tensor, TensorLike, identity_of
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of
 
 
-def ravel(x: TensorLike, /, order: str = "C") -> Tensor:
+def ravel(a: TensorLike, order: str = "C") -> Tensor:
     """The elements in one dimension; order: C (last index fastest), or F (first).  Raises ShapeError."""
-    x = tensor("ravel", x)
-    return reshape(x, (x.size,), order)
+    a = tensor("ravel", a)
+    return reshape(a, (a.size,), order)
 
 
 def _at_least(name: str, ndim: int, doc: str) -> Callable[..., Any]:
@@ -46,34 +46,34 @@ atleast_3d = _at_least(
 )  # fmt: skip
 
 
-def hstack(xs: Sequence[TensorLike], /) -> Tensor:
+def hstack(tup: Sequence[TensorLike], *, dtype: DTypeLike | None = None) -> Tensor:
     """Tensors side by side: along the second axis, or the only one.  Raises ShapeError."""
-    parts = [atleast_1d(x) for x in xs]
-    return concat(parts, axis=0 if parts and parts[0].ndim == 1 else 1)
+    parts = [atleast_1d(x) for x in tup]
+    return concat(parts, axis=0 if parts and parts[0].ndim == 1 else 1, dtype=dtype)
 
 
-def vstack(xs: Sequence[TensorLike], /) -> Tensor:
+def vstack(tup: Sequence[TensorLike], *, dtype: DTypeLike | None = None) -> Tensor:
     """Tensors on top of each other; those of one dimension are rows.  Raises ShapeError."""
-    return concat([atleast_2d(x) for x in xs], axis=0)
+    return concat([atleast_2d(x) for x in tup], axis=0, dtype=dtype)
 
 
-def dstack(xs: Sequence[TensorLike], /) -> Tensor:
+def dstack(tup: Sequence[TensorLike]) -> Tensor:
     """Tensors behind each other: along the third axis.  Raises ShapeError."""
-    return concat([atleast_3d(x) for x in xs], axis=2)
+    return concat([atleast_3d(x) for x in tup], axis=2)
 
 
-def column_stack(xs: Sequence[TensorLike], /) -> Tensor:
+def column_stack(tup: Sequence[TensorLike]) -> Tensor:
     """Tensors side by side; those of one dimension are columns.  Raises ShapeError."""
-    parts = [tensor("column_stack", x) for x in xs]
+    parts = [tensor("column_stack", x) for x in tup]
     return concat([reshape(x, (x.size, 1)) if x.ndim < 2 else x for x in parts], axis=1)
 
 
 def _splitter(name: str, axis: int) -> Callable[[Any, Any], tuple[Tensor, ...]]:
-    def op(x: TensorLike, indices_or_sections: object, /) -> tuple[Tensor, ...]:
-        x = tensor(name, x)
-        if x.ndim <= axis and name != "hsplit":
-            raise ShapeError(f"{name}: needs {axis + 1} dimensions, got shape {x.shape}")
-        return split(x, indices_or_sections, axis=axis if x.ndim > 1 else 0)
+    def op(ary: TensorLike, indices_or_sections: object) -> tuple[Tensor, ...]:
+        ary = tensor(name, ary)
+        if ary.ndim <= axis and name != "hsplit":
+            raise ShapeError(f"{name}: needs {axis + 1} dimensions, got shape {ary.shape}")
+        return split(ary, indices_or_sections, axis=axis if ary.ndim > 1 else 0)
 
     op.__name__ = op.__qualname__ = name
     op.__doc__ = f"``split`` along axis {axis}.  Raises ShapeError, AxisError."
@@ -83,27 +83,27 @@ def _splitter(name: str, axis: int) -> Callable[[Any, Any], tuple[Tensor, ...]]:
 hsplit, vsplit, dsplit = _splitter("hsplit", 1), _splitter("vsplit", 0), _splitter("dsplit", 2)
 
 
-def fliplr(x: TensorLike, /) -> Tensor:
+def fliplr(m: TensorLike) -> Tensor:
     """The order along the second axis reversed.  Raises AxisError."""
-    return flip(x, axis=1)
+    return flip(m, axis=1)
 
 
-def flipud(x: TensorLike, /) -> Tensor:
+def flipud(m: TensorLike) -> Tensor:
     """The order along the first axis reversed.  Raises AxisError."""
-    return flip(x, axis=0)
+    return flip(m, axis=0)
 
 
-def rot90(x: TensorLike, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
-    """``x`` turned ``k`` times by 90 degrees, from the first of ``axes`` towards the second.  Raises AxisError."""
-    x = tensor("rot90", x)
-    a, b = (normalize_axis("rot90", i, x.ndim) for i in axes)
+def rot90(m: TensorLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
+    """``m`` turned ``k`` times by 90 degrees, from the first of ``axes`` towards the second.  Raises AxisError."""
+    m = tensor("rot90", m)
+    a, b = (normalize_axis("rot90", i, m.ndim) for i in axes)
     if a == b:
         raise AxisError(f"rot90: axes {axes} name one dimension twice")
     if k % 4 == 2:
-        return flip(x, axis=(a, b))
+        return flip(m, axis=(a, b))
     if k % 4 == 0:
-        return identity_of(x)
-    return swapaxes(flip(x, axis=b), a, b) if k % 4 == 1 else flip(swapaxes(x, a, b), axis=b)
+        return identity_of(m)
+    return swapaxes(flip(m, axis=b), a, b) if k % 4 == 1 else flip(swapaxes(m, a, b), axis=b)
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> tuple[int, ...]:
@@ -144,11 +144,11 @@ def _triangle(name: str, x: TensorLike, k: int, inside: Callable[[Tensor, Tensor
     return where(mask, x, 0)
 
 
-def tril(x: TensorLike, /, k: int = 0) -> Tensor:
+def tril(m: TensorLike, k: int = 0) -> Tensor:
     """The elements on and below diagonal ``k`` of the last two dimensions, zeros above.  Raises ShapeError."""
-    return _triangle("tril", x, k, less_equal)
+    return _triangle("tril", m, k, less_equal)
 
 
-def triu(x: TensorLike, /, k: int = 0) -> Tensor:
+def triu(m: TensorLike, k: int = 0) -> Tensor:
     """The elements on and above diagonal ``k`` of the last two dimensions, zeros below.  Raises ShapeError."""
-    return _triangle("triu", x, k, greater_equal)
+    return _triangle("triu", m, k, greater_equal)

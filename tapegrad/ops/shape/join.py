@@ -16,20 +16,23 @@ from tapegrad.ops.elementwise.arithmetic import clip, minimum, remainder
 from tapegrad.ops.index.indexing import put_slice_p, take, take_p
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, flat_or_along, reshape
-from tapegrad.tensor import Tensor, TensorLike, identity_of, upload
+from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of, upload
 from tapegrad.variable import Variable
 
 
-def concat(xs: Sequence[TensorLike], /, axis: int | None = 0) -> Tensor:
-    """Tensors one after the other along ``axis`` (None: flattened first).  Raises ShapeError, AxisError."""
-    parts = several("concat", xs)
+def concat(arrays: Sequence[TensorLike], axis: int | None = 0, *, dtype: DTypeLike | None = None) -> Tensor:
+    """Tensors one after the other along ``axis`` (None: flattened first), in ``dtype`` if it is given.
+
+    Raises ShapeError, AxisError.
+    """
+    parts = several("concat", arrays, dtype)
     if axis is None:
         parts, axis = tuple(reshape(x, (x.size,)) for x in parts), 0
     a = normalize_axis("concat", axis, parts[0].ndim)
     return barrier(concat_p, *parts, axis=a)
 
 
-def unstack(x: TensorLike, /, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: TensorLike, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices of ``x`` along ``axis``, without it.  Raises AxisError."""
     x = tensor("unstack", x)
     return tuple(slices(x, normalize_axis("unstack", axis, x.ndim)))
@@ -59,25 +62,25 @@ def slices(x: Tensor, axis: int = 0, backwards: bool = False) -> Iterator[Tensor
         yield from slices(piece, axis, backwards)
 
 
-def split(x: TensorLike, indices_or_sections: object, /, axis: int = 0) -> tuple[Tensor, ...]:
-    """``x`` cut along ``axis`` into equal sections, or before each of the given positions (NumPy's ``split``).
+def split(ary: TensorLike, indices_or_sections: object, axis: int = 0) -> tuple[Tensor, ...]:
+    """``ary`` cut along ``axis`` into equal sections, or before each of the given positions (NumPy's ``split``).
 
     Raises AxisError, and ShapeError if equal sections do not come out even.
     """
-    x = tensor("split", x)
-    a = normalize_axis("split", axis, x.ndim)
-    if isinstance(indices_or_sections, Integral) and (indices_or_sections < 1 or x.shape[a] % indices_or_sections):
+    ary = tensor("split", ary)
+    a = normalize_axis("split", axis, ary.ndim)
+    if isinstance(indices_or_sections, Integral) and (indices_or_sections < 1 or ary.shape[a] % indices_or_sections):
         raise ShapeError(
-            f"split: axis {a} of {x.shape} does not divide into {indices_or_sections} equal parts; use array_split"
+            f"split: axis {a} of {ary.shape} does not divide into {indices_or_sections} equal parts; use array_split"
         )
-    return array_split(x, indices_or_sections, axis=a)
+    return array_split(ary, indices_or_sections, axis=a)
 
 
-def array_split(x: TensorLike, indices_or_sections: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
+def array_split(ary: TensorLike, indices_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
     """As :func:`split`, but sections may be unequal: the first ones are longer by 1.  Raises AxisError, ShapeError."""
-    x = tensor("array_split", x)
-    a = normalize_axis("array_split", axis, x.ndim)
-    n = x.shape[a]
+    ary = tensor("array_split", ary)
+    a = normalize_axis("array_split", axis, ary.ndim)
+    n = ary.shape[a]
     if isinstance(indices_or_sections, Integral):
         count = int(indices_or_sections)
         if count < 1:
@@ -86,43 +89,42 @@ def array_split(x: TensorLike, indices_or_sections: Any, /, axis: int = 0) -> tu
         bounds = [i * each + min(i, more) for i in range(count + 1)]
     else:
         bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
-    return tuple(own(stretch(x, a, p, max(0, q - p)), x) for p, q in zip(bounds, bounds[1:], strict=False))
+    return tuple(own(stretch(ary, a, p, max(0, q - p)), ary) for p, q in zip(bounds, bounds[1:], strict=False))
 
 
-def flip(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor:
+def flip(m: TensorLike, axis: int | Sequence[int] | None = None) -> Tensor:
     """The order along ``axis`` (None: all) reversed: a view.  Raises AxisError."""
-    x = tensor("flip", x)
-    axes = normalize_axes("flip", axis, x.ndim)
-    index = tuple((n - 1, n, -1) if i in axes and n > 1 else (0, n, 1) for i, n in enumerate(x.shape))
-    return barrier(slice_p, x, index=index) if axes else identity_of(x)
+    m = tensor("flip", m)
+    axes = normalize_axes("flip", axis, m.ndim)
+    index = tuple((n - 1, n, -1) if i in axes and n > 1 else (0, n, 1) for i, n in enumerate(m.shape))
+    return barrier(slice_p, m, index=index) if axes else identity_of(m)
 
 
-def roll(x: TensorLike, /, shift: TensorLike | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
-    """Return ``x`` with its elements moved by ``shift`` places along ``axis``, around the end.
+def roll(a: TensorLike, shift: TensorLike | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return ``a`` with its elements moved by ``shift`` places along ``axis``, around the end.
 
     shift, axis: a number or several, which broadcast; shifts of an axis that is named twice add up.  axis None: in the
     flattened array, by one shift.  A shift may be a tensor of integers: its value is not read, so ``vmap`` may map it.
     Raises AxisError, DTypeError, and ShapeError if the numbers of shifts and axes differ.
     """
-    x = source = tensor("roll", x)
+    a = source = tensor("roll", a)
     if axis is None:
-        flat = roll(reshape(x, (x.size,)), shift, axis=(0,))
-        return reshape(flat, source.shape)
-    axes = [normalize_axis("roll", a, x.ndim) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+        return reshape(roll(reshape(a, (a.size,)), shift, axis=(0,)), source.shape)
+    axes = [normalize_axis("roll", dim, a.ndim) for dim in (axis if isinstance(axis, (tuple, list)) else (axis,))]
     shifts = _shifts(shift)
     if len(shifts) != len(axes):
         if 1 not in (len(shifts), len(axes)):
             raise ShapeError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
         shifts, axes = shifts * len(axes), axes * len(shifts)
-    for s, a in zip(shifts, axes, strict=True):
-        n = x.shape[a]
+    for s, dim in zip(shifts, axes, strict=True):
+        n = a.shape[dim]
         if not n:
             continue
         if isinstance(s, Tensor):
-            x = barrier(take_p, x, remainder(arange(n, device=x.device) - s, n), axis=a)
+            a = barrier(take_p, a, remainder(arange(n, device=a.device) - s, n), axis=dim)
         elif by := s % n:
-            x = barrier(concat_p, stretch(x, a, n - by, by), stretch(x, a, 0, n - by), axis=a)
-    return own(x, source)
+            a = barrier(concat_p, stretch(a, dim, n - by, by), stretch(a, dim, 0, n - by), axis=dim)
+    return own(a, source)
 
 
 def _shifts(shift: TensorLike | Sequence[int]) -> list[int | Tensor]:
@@ -141,43 +143,43 @@ def _shifts(shift: TensorLike | Sequence[int]) -> list[int | Tensor]:
     return [values] if not values.ndim else [values[i] for i in range(values.shape[0])]
 
 
-def tile(x: TensorLike, repetitions: Any, /) -> Tensor:
-    """``x`` laid side by side ``repetitions`` times along each dimension (missing ones in front are 1)."""
-    x = tensor("tile", x)
-    times = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (int(repetitions),)
-    ndim = max(x.ndim, len(times))
+def tile(A: TensorLike, reps: Any) -> Tensor:
+    """``A`` laid side by side ``reps`` times along each dimension (missing ones in front are 1)."""
+    A = tensor("tile", A)
+    times = tuple(reps) if isinstance(reps, (tuple, list)) else (int(reps),)
+    ndim = max(A.ndim, len(times))
     times = (1,) * (ndim - len(times)) + times
-    shape = (1,) * (ndim - x.ndim) + x.shape
+    shape = (1,) * (ndim - A.ndim) + A.shape
     if any(t < 0 for t in times):
         raise ShapeError(f"tile: negative repetitions {times}")
-    apart = reshape(x, tuple(m for n in shape for m in (1, n)))
+    apart = reshape(A, tuple(m for n in shape for m in (1, n)))
     wide = broadcast_to(apart, tuple(m for t, n in zip(times, shape, strict=True) for m in (t, n)))
     return reshape(wide, tuple(t * n for t, n in zip(times, shape, strict=True)))
 
 
-def repeat(x: TensorLike, repeats: Any, /, axis: int | None = None) -> Tensor:
+def repeat(a: TensorLike, repeats: Any, axis: int | None = None) -> Tensor:
     """Each element ``repeats`` times in a row along ``axis`` (None: of the flattened array).
 
     repeats: one integer, or one for each position.  Raises AxisError, IndexingError, ShapeError.
     """
-    x = tensor("repeat", x)
-    x, a = flat_or_along("repeat", x, axis)
-    n = x.shape[a]
+    a = tensor("repeat", a)
+    a, dim = flat_or_along("repeat", a, axis)
+    n = a.shape[dim]
     if isinstance(repeats, Integral):
         times = int(repeats)
         if times < 0:
             raise ShapeError(f"repeat: negative number of repeats {times}")
-        apart = expand_dims(x, a + 1)
-        wide = broadcast_to(apart, (*apart.shape[: a + 1], times, *apart.shape[a + 2 :]))
-        return reshape(wide, (*x.shape[:a], n * times, *x.shape[a + 1 :]))
+        apart = expand_dims(a, dim + 1)
+        wide = broadcast_to(apart, (*apart.shape[: dim + 1], times, *apart.shape[dim + 2 :]))
+        return reshape(wide, (*a.shape[:dim], n * times, *a.shape[dim + 1 :]))
     counts = tensor("repeat", repeats)
     if not dtypes.is_integer(counts.dtype):
         raise IndexingError(f"repeat: repeats must be integers, got {counts.dtype}")
     numbers = counts.numpy()  # their sum is the result's length, so they are needed on the host
     if counts.size not in (1, n) or counts.ndim > 1 or (counts.size and int(numbers.min()) < 0):
-        raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {x.shape}")
+        raise ShapeError(f"repeat: repeats of shape {counts.shape} must be {n} numbers, none negative, for {a.shape}")
     places = CPU.xp.repeat(CPU.xp.arange(n), CPU.xp.broadcast_to(numbers, (n,)))
-    return take(x, upload(places, x.device, copy=False), axis=a)
+    return take(a, upload(places, a.device, copy=False), axis=dim)
 
 
 def padded(

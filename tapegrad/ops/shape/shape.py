@@ -22,7 +22,7 @@ from tapegrad.ops.shape.blocks import reshape_p, reshaped
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 
-def reshape(x: TensorLike, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
+def reshape(x: TensorLike, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None) -> Tensor:
     """The elements in another shape, of which one length may be -1; order: C (last index fastest), or F (first).
 
     Raises ShapeError if the sizes differ.
@@ -73,12 +73,12 @@ permute_p = linear(
 )
 
 
-def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
+def permute_dims(a: TensorLike, axes: Sequence[int]) -> Tensor:
     """The dimensions in the order ``axes``.  Raises AxisError unless it names each dimension once."""
-    x = x if type(x) is Tensor else tensor("permute_dims", x)
-    aval = x._buffer.node.aval
+    a = a if type(a) is Tensor else tensor("permute_dims", a)
+    aval = a._buffer.node.aval
     order = (_order if _INTEGERS.issuperset(map(type, axes)) else _order.__wrapped__)(aval.shape, *axes)
-    return identity_of(x) if order is None else barrier(permute_p, x, axes=order)
+    return identity_of(a) if order is None else barrier(permute_p, a, axes=order)
 
 
 @lru_cache(_MOST_ORDERS)
@@ -101,16 +101,16 @@ broadcast_p = linear(
 )
 
 
-def broadcast_to(x: TensorLike, /, shape: int | Sequence[int]) -> Tensor:
-    """``x`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
-    x = tensor("broadcast_to", x)
+def broadcast_to(array: TensorLike, shape: int | Sequence[int]) -> Tensor:
+    """``array`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
+    array = tensor("broadcast_to", array)
     wanted = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
-    if broadcast_shapes("broadcast_to", x.shape, wanted) != wanted:
-        raise ShapeError(f"broadcast_to: {x.shape} does not broadcast to {wanted}")
-    if wanted == x.shape:
-        return identity_of(x)
+    if broadcast_shapes("broadcast_to", array.shape, wanted) != wanted:
+        raise ShapeError(f"broadcast_to: {array.shape} does not broadcast to {wanted}")
+    if wanted == array.shape:
+        return identity_of(array)
     # Of equal rank, so that one more leading axis changes nothing (see Primitive.lift).
-    return barrier(broadcast_p, reshaped(x, (1,) * (len(wanted) - x.ndim) + x.shape), shape=wanted)
+    return barrier(broadcast_p, reshaped(array, (1,) * (len(wanted) - array.ndim) + array.shape), shape=wanted)
 
 
 @remembered
@@ -164,27 +164,27 @@ def sum_to(x: Tensor, shape: Shape, lead: int = 0) -> Tensor:
     return reshaped(barrier(sum_p, x, axis=tuple(axes), keepdims=not extra), shape)
 
 
-def expand_dims(x: TensorLike, /, axis: int | Sequence[int] = 0) -> Tensor:
+def expand_dims(a: TensorLike, axis: int | Sequence[int] = 0) -> Tensor:
     """A dimension of length 1 inserted before each ``axis`` (counted in the result).  Raises AxisError."""
-    x = tensor("expand_dims", x)
+    a = tensor("expand_dims", a)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
-    axes = normalize_axes("expand_dims", axis, x.ndim + count)
-    rest = iter(x.shape)
-    return reshape(x, tuple(1 if i in axes else next(rest) for i in range(x.ndim + count)))
+    axes = normalize_axes("expand_dims", axis, a.ndim + count)
+    rest = iter(a.shape)
+    return reshape(a, tuple(1 if i in axes else next(rest) for i in range(a.ndim + count)))
 
 
-def squeeze(x: TensorLike, /, axis: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(a: TensorLike, axis: int | Sequence[int] | None = None) -> Tensor:
     """Dimensions of length 1 removed: those of ``axis``, or all.  Raises ShapeError for a longer one."""
-    x = tensor("squeeze", x)
-    ones = tuple(i for i, n in enumerate(x.shape) if n == 1)
-    axes = ones if axis is None else normalize_axes("squeeze", axis, x.ndim)
-    for a in axes:
-        if x.shape[a] != 1:
-            raise ShapeError(f"squeeze: axis {a} of {x.shape} has length {x.shape[a]}, not 1")
-    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+    a = tensor("squeeze", a)
+    ones = tuple(i for i, n in enumerate(a.shape) if n == 1)
+    axes = ones if axis is None else normalize_axes("squeeze", axis, a.ndim)
+    for dim in axes:
+        if a.shape[dim] != 1:
+            raise ShapeError(f"squeeze: axis {dim} of {a.shape} has length {a.shape[dim]}, not 1")
+    return reshape(a, tuple(n for i, n in enumerate(a.shape) if i not in axes))
 
 
-def matrix_transpose(x: TensorLike, /) -> Tensor:
+def matrix_transpose(x: TensorLike) -> Tensor:
     """The last two dimensions exchanged.  Raises ShapeError for fewer than two."""
     x = x if type(x) is Tensor else tensor("matrix_transpose", x)
     ndim = x._buffer.node.aval.ndim
@@ -193,22 +193,22 @@ def matrix_transpose(x: TensorLike, /) -> Tensor:
     return barrier(permute_p, x, axes=(*range(ndim - 2), ndim - 1, ndim - 2))
 
 
-def transpose(x: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
+def transpose(a: TensorLike, axes: Sequence[int] | None = None) -> Tensor:
     """The dimensions in reverse order, or in the order ``axes`` (NumPy's ``transpose``)."""
-    x = tensor("transpose", x)
-    return permute_dims(x, tuple(reversed(range(x.ndim))) if axes is None else axes)
+    a = tensor("transpose", a)
+    return permute_dims(a, tuple(reversed(range(a.ndim))) if axes is None else axes)
 
 
-def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
+def moveaxis(a: TensorLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """The dimensions ``source`` moved to the places ``destination``.  Raises AxisError."""
-    x = x if type(x) is Tensor else tensor("moveaxis", x)
+    a = a if type(a) is Tensor else tensor("moveaxis", a)
     sources = source if isinstance(source, (tuple, list)) else (source,)
     places = destination if isinstance(destination, (tuple, list)) else (destination,)
     if len(sources) != len(places):
         raise AxisError(f"moveaxis: {len(sources)} sources for {len(places)} destinations")
-    axes, ndim = (*sources, *places), x._buffer.node.aval.ndim
+    axes, ndim = (*sources, *places), a._buffer.node.aval.ndim
     order = (_moved if _INTEGERS.issuperset(map(type, axes)) else _moved.__wrapped__)(ndim, *axes)
-    return identity_of(x) if order is None else barrier(permute_p, x, axes=order)
+    return identity_of(a) if order is None else barrier(permute_p, a, axes=order)
 
 
 @lru_cache(_MOST_ORDERS)
@@ -224,10 +224,10 @@ def _moved(ndim: int, *axes: SupportsIndex) -> tuple[int, ...] | None:
     return None if order == tuple(range(ndim)) else order
 
 
-def swapaxes(x: TensorLike, axis1: int, axis2: int, /) -> Tensor:
+def swapaxes(a: TensorLike, axis1: int, axis2: int) -> Tensor:
     """Two dimensions exchanged.  Raises AxisError."""
-    x = tensor("swapaxes", x)
-    order = list(range(x.ndim))
-    a, b = (normalize_axis("swapaxes", i, x.ndim) for i in (axis1, axis2))
-    order[a], order[b] = b, a
-    return permute_dims(x, order)
+    a = tensor("swapaxes", a)
+    order = list(range(a.ndim))
+    first, second = (normalize_axis("swapaxes", i, a.ndim) for i in (axis1, axis2))
+    order[first], order[second] = second, first
+    return permute_dims(a, order)

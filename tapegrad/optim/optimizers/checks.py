@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
 from tapegrad.ops.index.slices import IndexedSlices
@@ -10,23 +11,38 @@ from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
 
+def _number(who: object, name: str, value: Any) -> float:
+    """``value`` if it compares with a number.  Raises NotATensorError with a remedy for variables and other things."""
+    try:
+        bool(value >= 0)
+    except (TypeError, ValueError):
+        given = value if isinstance(value, (list, tuple)) else [value]
+        advice = f"; write {type(who).__name__}(...).apply_gradients(zip(gradients, variables))"
+        variables = bool(given) and all(isinstance(v, (Variable, Tensor)) for v in given)
+        raise NotATensorError(
+            f"{who}: {name} must be a number, got {type(value).__name__} {value!r:.60}"
+            + ("; the learning rate comes first, and variables are passed with their gradients" + advice) * variables
+        ) from None
+    return value
+
+
 def share(who: object, name: str, value: float) -> float:
     """``value`` if it is in [0, 1).  Raises TapegradError."""
-    if not 0 <= value < 1:
+    if not 0 <= _number(who, name, value) < 1:
         raise TapegradError(f"{who}: wanted {name} in [0, 1), got {value!r}")
     return value
 
 
 def at_least(who: object, name: str, value: float, least: float) -> float:
     """``value`` if it is not less than ``least``.  Raises TapegradError."""
-    if not value >= least:
+    if not _number(who, name, value) >= least:
         raise TapegradError(f"{who}: wanted {name} of at least {least}, got {value!r}")
     return value
 
 
 def positive(who: object, name: str, value: float | None) -> float | None:
     """``value`` if it is positive or None.  Raises TapegradError."""
-    if value is not None and not value > 0:
+    if value is not None and not _number(who, name, value) > 0:
         raise TapegradError(f"{who}: wanted a positive {name}, got {value!r}")
     return value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, NoReturn, Self, TypeAlias, TypedDict
+from typing import Any, NoReturn, TypeAlias, TypedDict
 
 from tapegrad import ops
 from tapegrad.core.live import LiveNumber, present
@@ -26,7 +26,7 @@ from tapegrad.optim import clipping
 from tapegrad.optim.optimizers import checks, masters
 from tapegrad.optim.optimizers.counts import Counts
 from tapegrad.optim.optimizers.helpers import Parts, Scaler
-from tapegrad.spellings import OPTIMIZERS, missing, refuse_in, taken_by
+from tapegrad.spellings import OPTIMIZERS, Named, missing, taken_by
 from tapegrad.tensor import Tensor, TensorLike, materialize
 from tapegrad.variable import Variable
 
@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     name: str | None
 
 
-class Optimizer:
+class Optimizer(Named):
     """Changes variables by their gradients.  Subclasses name their slots and define ``update``.
 
     ``learning_rate`` is a number or a function of the number of steps done (``tapegrad.optim.schedules``), and may be
@@ -70,11 +70,6 @@ class Optimizer:
     slot_names: tuple[str, ...] = ()
     rows_alone: bool = False
     """Whether a step by IndexedSlices changes the rows that they name, and no others."""
-
-    def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """An optimizer to be initialized.  Raises TypeError for arguments under another library's names."""
-        refuse_in(cls, kwargs)
-        return super().__new__(cls)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise missing(self, name, OPTIMIZERS)
@@ -437,7 +432,7 @@ class Optimizer:
         return self._counts.now("iterations", self.iterations)
 
     def _checked_pairs(
-        self, grads: list[Gradient], variables: list[Variable], skip: bool
+        self, grads: Sequence[Gradient], variables: list[Variable], skip: bool
     ) -> list[tuple[Any, Variable]]:
         """The gradients to apply, in the dtypes in which variables are updated: tensors, or slices of rows alone."""
         if len(grads) != len(variables):

@@ -234,6 +234,7 @@ def test_a_generator_that_later_steps_alone_draw_from(late: Callable) -> None:
 
 @pytest.mark.parametrize("schedule", ["revolve", "mixed", "sqrt"])
 @pytest.mark.parametrize("reads_first", [True, False])
+@pytest.mark.filterwarnings("ignore:gradient:tapegrad.errors.IntegerWatchWarning")  # integers are among the sources
 def test_variables_changed_by_the_steps(schedule: str, reads_first: bool) -> None:
     x = c64([0.5, 0.25])
 

@@ -413,6 +413,7 @@ def test_a_variable_assigned_between_forward_and_gradient() -> None:
     same(tape.gradient(y, v), 21.0)
 
 
+@pytest.mark.filterwarnings("ignore:gradient:tapegrad.errors.IntegerWatchWarning")  # integers are among the sources
 def test_state_changes_once_and_gradients_are_those_of_the_first_run() -> None:
     x = c64(2.0)
 

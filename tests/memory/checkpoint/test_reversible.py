@@ -101,6 +101,7 @@ def test_a_chain_in_both_forms(rows: int) -> None:
     assert 0 < max(b.drift for b in net.blocks) < 1e-13
 
 
+@pytest.mark.filterwarnings("ignore:gradient:tapegrad.errors.IntegerWatchWarning")  # integers are among the sources
 def test_captures_variables_and_everything_twice() -> None:
     x1, x2, c, k = c64([0.5, 1.0]), c64([0.2, -0.7]), c64([2.0, 3.0]), tg.asarray([1, 2])
     v, frozen = var64([0.3, 0.4]), var64([0.1, 0.2], trainable=False)
