@@ -19,7 +19,7 @@ from tapegrad.autodiff import rows
 from tapegrad.autodiff.backward import backward
 from tapegrad.autodiff.effects import agreed
 from tapegrad.autodiff.recording import Recording
-from tapegrad.autodiff.records import Record, reachable
+from tapegrad.autodiff.records import Called, Record, reachable
 from tapegrad.autodiff.seeds import apart, handles, wants_zeros, weights_of
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
@@ -31,6 +31,7 @@ from tapegrad.errors import (
     IntegerWatchWarning,
     LateTargetWarning,
     NotATensorError,
+    RecomputeError,
     ShapeError,
     TapeError,
     TapeStateError,
@@ -316,6 +317,7 @@ class GradientTape(Recording):
         keep.update([b.node.index for b in held(variables)])
         if not keep and self._peers is None:
             return {}
+        self._refuse_unseen(records, cts, {s._buffer.node.index for s in sought if isinstance(s, Tensor)})
         path, forced, behind = self._followed(records, cts, keep, seeded, own)
         slices = self._slices and lead is None
         walk = partial(backward, path=path, lead=lead, also=also, forced=forced, slices=slices)
@@ -326,6 +328,26 @@ class GradientTape(Recording):
         if consume:
             self._tracked, self._watched = set(), set()
         return grads
+
+    def _refuse_unseen(self, records: list[Record], cts: dict[int, Tensor], sources: set[int]) -> None:
+        """Raise RecomputeError for a source inside a checkpoint if a target depends on other results of the call.
+
+        How these depend on it is known to the rerun alone.
+        """
+        if sources <= self._watched:  # most often
+            return
+        for i, record in enumerate(records):
+            if type(record) is not Called:
+                continue
+            returned = getattr(record.call, "returned", None)
+            if returned is None or sources.isdisjoint(n.index for n in record.results[returned:]):
+                continue
+            others = {n.index for r in records[i : i + 2] for n in r.results} - sources
+            if not cts.keys().isdisjoint(reachable(records[i:], others)):
+                raise RecomputeError(
+                    f"gradient: a source was made inside {record.call.name}, which did not return it, and the target "
+                    "depends on what it did return: return the source, too, or compute it outside"
+                )
 
     def _pulled(
         self, walk: Callable[..., dict[int, Tensor]], records: list[Record], cts: dict[int, Tensor], keep: set[int],

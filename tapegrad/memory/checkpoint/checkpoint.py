@@ -204,18 +204,20 @@ class Escaped:
     again: Callable[[list[Any]], list[Any]] | None = None
     pushforward = None
     effects: Sequence[Node] = ()
+    returned = 0
+    """How many of the values the call returned; the others are those that left it otherwise."""
 
     def __init__(self, name: str, values: Sequence[Buffer]) -> None:
         self.name = name
-        self._nodes = [b.node for b in values]
+        self._values = [(b.node.aval, b.node.prim.name) for b in values]
         self._line = line_of(user_place())
 
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Raise RecomputeError."""
-        node = next(n for n, ct in zip(self._nodes, cts, strict=True) if ct is not None)
+        aval, operation = next(v for v, ct in zip(self._values, cts, strict=True) if ct is not None)
         raise RecomputeError(
-            f"{self.name}, called at {self._line}: the gradient passes through {node.aval!r}, the result of "
-            f"{node.prim.name}, which left the checkpoint by a side door (a list, an attribute, a global, an object "
+            f"{self.name}, called at {self._line}: the gradient passes through {aval!r}, the result of "
+            f"{operation}, which left the checkpoint by a side door (a list, an attribute, a global, an object "
             "that is no structure), and its derivative is not recorded: return it from the function, as part of its "
             "result"
         )

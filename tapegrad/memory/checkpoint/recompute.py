@@ -49,7 +49,8 @@ from tapegrad.variable import Variable
 if TYPE_CHECKING:
     from types import FrameType
 
-    from tapegrad.core.node import Node
+    from tapegrad.core.aval import ShapedArray
+    from tapegrad.core.primitive import Primitive
     from tapegrad.device.types import Array
 
 T = TypeVar("T")
@@ -77,7 +78,8 @@ class Recompute(Wrapper):
             return _apart(self._run(args, kwargs, False), args, kwargs)
         call = self._new_call(args, kwargs, hidden)
         y, results, watch = nested(10, call.first_run, args, kwargs, hidden, pushers)
-        if not call.inputs and not call.effects:
+        within = any(isinstance(r, Lookout) for r in hidden)  # another call, which may follow what it makes itself
+        if not call.inputs and not call.effects and not within:
             return _apart(y, args, kwargs)
         outputs = renamed(results, pushers)
         call.expect(y, results)
@@ -207,9 +209,10 @@ class CheckpointedCall(Checkpoint):
         self._args, self._kwargs = snapshots(args, kwargs)
         self._noted: Noting | None = None
         self._captures: list[weakref.ref[Buffer]] = []
-        self._escaped: dict[Key, Node] = {}
+        self._escaped: dict[Key, tuple[ShapedArray, Primitive]] = {}
         self._operations = 0
         self.output_keys: Sequence[Key] = ()
+        self.returned = 0
         self._bindings = [Bindings(f) for f in owner.guarded]
 
     def first_run(
@@ -235,8 +238,10 @@ class CheckpointedCall(Checkpoint):
         own, contents = set(map(id, self.kept_buffers())), {id(cell.get()) for cell in self.setting.cells}
         escaped = {key: b for key, b in watch.alive().items() if is_inexact(b.node.aval.dtype)}
         others = {key: b for key, b in escaped.items() if id(b) not in own | contents}
-        self.output_keys = [*range(len(outputs)), *others]
-        self._escaped, self._operations = {key: b.node for key, b in others.items()}, watch.operations
+        self.returned = len(outputs)
+        self.output_keys = [*(("result", i) for i in range(len(outputs))), *others]
+        self._escaped = {key: (b.node.aval, b.node.prim) for key, b in others.items()}
+        self._operations = watch.operations
         outputs += others.values()
         return [b for b in escaped.values() if id(b) in own]
 
@@ -321,14 +326,19 @@ class CheckpointedCall(Checkpoint):
         self._compare(y, results, seen, watch.used)
         return trace, results, watch
 
+    @property
+    def _described(self) -> str:
+        code = code_of(self._owner.__wrapped__)
+        return self.name if code is None else f"{self.name}, defined at {code.co_filename}:{code.co_firstlineno}"
+
     def _escaped_in(self, watch: Lookout, cts: Cotangents) -> Iterator[int]:
         """Yield the index in a rerun of each value that left the first run by a side door.  Raises RecomputeError."""
-        for (key, node), ct in zip(self._escaped.items(), cts, strict=True):
+        for (key, (aval, prim)), ct in zip(self._escaped.items(), cts, strict=True):
             value = watch.held.get(key)
-            same = value is not None and value.node.aval == node.aval and value.node.prim is node.prim
+            same = value is not None and value.node.aval == aval and value.node.prim is prim
             if ct is not None and not (same and watch.operations == self._operations):
                 raise RecomputeError(
-                    f"{self.name}: the gradient passes through {node.aval!r}, the result of {node.prim.name}, which "
+                    f"{self._described}: the gradient passes through {aval!r}, the result of {prim.name}, which "
                     "left the first run by a side door (a list, an attribute, a global, an object that is no "
                     "structure), and the rerun does not do the same operations: return it from the function, as part "
                     "of its result"

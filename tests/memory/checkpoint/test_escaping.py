@@ -156,6 +156,45 @@ def test_of_an_inner_checkpoint_within_the_outer_one() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
+def test_the_result_of_an_inner_checkpoint_that_sees_intermediates_alone() -> None:
+    opened: list[Any] = []
+    w = tg.Variable(WEIGHT)
+
+    def outer(x: Any, wrap: Any) -> Any:
+        h = w * x
+        opened[:] = [wrap(tg.sin)(h)]
+        return h
+
+    with tg.GradientTape() as tape:
+        y = tg.recompute_grad(lambda x: outer(x, tg.recompute_grad))(tg.asarray(INPUT))
+        loss = tg.sum(y + opened[0])
+    found = tape.gradient(loss, w)
+    with tg.GradientTape() as tape:
+        loss = tg.sum(outer(tg.asarray(INPUT), plain) + opened[0])
+    np.testing.assert_allclose(found, tape.gradient(loss, w), rtol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["recompute_grad", "loop"])
+def test_as_a_source(kind: str) -> None:
+    """A target that depends on it unseen is an error; one that does not has its gradient."""
+    kept: list[Any] = []
+
+    def block(x: Any) -> Any:
+        kept[:] = [x * 2]
+        return kept[0] ** 2
+
+    wrap = tg.recompute_grad(block) if kind == "recompute_grad" else lambda x: tg.checkpointed_loop(block, x, 2)
+    x = tg.asarray(INPUT)
+    with tg.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = wrap(x) * 1.0
+        other = kept[0] * 3.0
+    with pytest.raises(RecomputeError, match="a source was made inside .*block.*return the source, too"):
+        tape.gradient(y, kept[0])
+    np.testing.assert_array_equal(tape.gradient(other, kept[0]), [3, 3])
+    assert tape.gradient(y, x) is not None and tape.gradient(y, tg.ones(2)) is None
+
+
 def test_second_order_and_forward_mode() -> None:
     opened: list[Any] = []
 
