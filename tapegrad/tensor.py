@@ -25,6 +25,7 @@ from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import (
     DetachedError,
     DeviceError,
+    DryRunError,
     DTypeError,
     ImmutableError,
     NotATensorError,
@@ -323,13 +324,33 @@ class Tensor(Methods):
         return self._number()
 
     def __format__(self, spec: str) -> str:
-        return format(self._number() if self.size == 1 and spec else str(self), spec)
+        array = self._to_show()
+        if array is None:
+            return str(self)
+        return format(array.item() if self.size == 1 and spec else str(array), spec)
 
     def __repr__(self) -> str:
-        return f"tapegrad.Tensor({self._read()!r})"
+        array = self._to_show()
+        return f"tapegrad.Tensor({self!s})" if array is None else f"tapegrad.Tensor({array!r})"
 
     def __str__(self) -> str:
-        return str(self._read())
+        array = self._to_show()
+        return f"<{self.dtype}{list(self.shape)}, no single value here>" if array is None else str(array)
+
+    def _to_show(self) -> Array | None:
+        """Return the value for a text, where a look at it is always allowed.
+
+        None where there is no value, or one for each example: while a function is captured, predicted or mapped.
+        """
+        buffer = self._buffer
+        if any(batch.whole(buffer) is not buffer for batch in thread.batches):
+            return None
+        try:
+            if buffer.array is None:
+                fill((buffer,))
+            return self.device.numpy(phantom.real(buffer.array, buffer.node))
+        except DryRunError:
+            return None
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         refuse_detaching(self._buffer, "a NumPy function or array", ".numpy()")

@@ -255,3 +255,21 @@ def test_sampled_elements_of_an_array_are_evenly_spaced() -> None:
             noticed += not guards.hold()
             array[index] = 0
         assert 16 <= noticed <= most and guards.hold()
+
+
+def test_printing_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    """A text shows the value in an eager run, and that there is none while a function is captured or mapped."""
+
+    def f(x: Any) -> Any:
+        y = tg.sum(x)
+        print(y, repr(y), f"{y:.2f}")
+        return y * 2
+
+    captured = tg.function(f)
+    for _ in range(4):
+        assert captured(X).item() == 3.0
+    assert captured.stats.replays == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1.5 tapegrad.Tensor(array(1.5)) 1.50" and "<float64[], no single value here>" in lines[1]
+    assert tg.vmap(f)(tg.ones((2, 3))).numpy().tolist() == [6.0, 6.0]
+    assert "no single value here" in capsys.readouterr().out
