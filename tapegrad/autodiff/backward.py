@@ -214,6 +214,8 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         _pull_jointly(record, ct, values, plain, cts, path, lead)
         return
     direct = node.site is None and node.aval.dtype.kind != "c"  # most often; as `apply_rule` does it
+    avals: list[ShapedArray] = []
+    params: Params = {}
     for i, rule in plan.pulls:
         target = inputs[i]
         if path is not None and target.index not in path:
@@ -234,8 +236,9 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
                 cts[target.index] = g
                 continue
         elif node.prim.lift is not None or isinstance(node.prim, Elementwise):
-            avals = [lifted(n.aval, lead) for n in (*inputs, node)]
-            params = node.params if node.prim.lift is None else node.prim.lift(node.params, lead)
+            if not avals:  # once for all operands
+                avals = [lifted(n.aval, lead) for n in (*inputs, node)]
+                params = node.params if node.prim.lift is None else node.prim.lift(node.params, lead)
             g = fit(apply_rule(node, rule, i, ct, values, avals, params), avals[i], 1)
         else:
             g = mapped("jacobian", _rule_of(node, rule, i, values, plain, target.aval), ct)

@@ -11,7 +11,8 @@ Its class says how it runs: :class:`Elementwise`, :class:`View`, or a :class:`Ba
 
 Rules are written in tensors, so higher order is free.  **A rule's parameter names declare what it reads**: ``ct`` or
 ``t`` (cotangent, tangent), ``out`` (the result), an operand's name (its value), ``NAME_aval`` or ``out_aval`` (an aval,
-which retains nothing), ``xs_aval``/``i`` (avals of all operands and the operand's position, for variadic operations),
+which retains nothing), ``xs_aval``/``i`` (avals of all operands, then of the result, and the operand's position, for
+variadic operations),
 ``*rest`` (the values of all operands after the first), or a parameter of the operation.  A rule that names ``wanted``,
 positions, serves all operands: it yields a list.  What no rule names cannot be retained.  Inside a ``linear`` transpose
 an operand's own name is its aval: a linear rule *cannot* retain its input.

@@ -96,7 +96,7 @@ class Rule:
             elif kind == "aval":
                 given.append(avals[where])
             else:
-                given.append(seed if kind in ("ct", "t") else position if kind in ("i", "wanted") else avals[:-1])
+                given.append(seed if kind in ("ct", "t") else position if kind in ("i", "wanted") else avals)
         return self.fn(*given, **named)
 
 

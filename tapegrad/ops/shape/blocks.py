@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from types import EllipsisType
@@ -113,8 +114,17 @@ def _infer_concat(*xs: ShapedArray, axis: int) -> ShapedArray:
     return first.with_shape((*first.shape[:axis], sum(x.shape[axis] for x in xs), *first.shape[axis + 1 :]))
 
 
+_starts: tuple[Sequence[ShapedArray], int, list[int]] = ([], 0, [])
+"""Of the concatenation that was pulled last: its avals, its axis, and where each operand begins."""
+
+
 def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: int) -> Tensor:
-    return stretch(ct, axis, sum(x.shape[axis] for x in xs_aval[:i]), xs_aval[i].shape[axis])
+    global _starts
+    avals, known, starts = _starts
+    if avals is not xs_aval or known != axis:  # once for all operands, so that time does not grow with their square
+        starts = [0, *itertools.accumulate(x.shape[axis] for x in xs_aval)]
+        _starts = xs_aval, axis, starts
+    return stretch(ct, axis, starts[i], xs_aval[i].shape[axis])
 
 
 concat_p = linear(
