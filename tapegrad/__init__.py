@@ -23,7 +23,7 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
 _FUNCTIONS = {"device", "explain", "tensor"}
 _MODULES = {
     "distributed", "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special",
-    "stats", "testing", "training",
+    "stats", "testing", "training", "tree",
 }  # fmt: skip
 # Names of the array API standard that say what a namespace is; in no ``__all__``.
 _PROTOCOL = {"__array_api_version__", "__array_namespace_info__"}

@@ -16,6 +16,7 @@ from tapegrad import (
     stats,
     testing,
     training,
+    tree,
 )
 from tapegrad import ops as _ops  # binds operators; first, so that every name below computes
 from tapegrad import spellings as _spellings
@@ -89,7 +90,7 @@ __all__ = [
     "get_num_threads", "grad", "hessian", "hvp", "inf", "int16", "int32", "int64", "int8", "jacobian", "jvp",
     "measure", "memory", "memory_budget", "nan", "newaxis", "nn", "optim", "pi", "policies", "random",
     "recompute_grad", "reversible", "set_default_device", "set_num_threads", "stop_gradient", "testing", "training",
-    "uint16", "uint32", "uint64", "uint8", "value_and_grad", "vjp",
+    "tree", "uint16", "uint32", "uint64", "uint8", "value_and_grad", "vjp",
 ]  # fmt: skip
 __all__ += [
     "ForwardAccumulator",

@@ -1,13 +1,19 @@
-"""Nested structures of tuples (named ones too), lists and dicts (in the order of sorted keys); all else is a leaf.
+"""Nested structures: tuples (named ones too), lists, mappings, dataclasses, and classes that are registered.
 
-But for what is composed of parts (:class:`Composite`), which are its items.
+All else is a leaf, but for what is composed of parts (:class:`Composite`), which are its items.  Dicts go in the order
+of sorted keys.  Of a dataclass the fields are items; one that holds text, None, a class or a function, or whose
+metadata say ``static=True``, is a part of the structure.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any, TypeGuard, TypeVar
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from tapegrad.errors import StructureError
 
@@ -35,15 +41,142 @@ class Composite:
         return [getattr(self, name) for name in self.fields]
 
 
-_CONTAINERS = dict, list, tuple, Composite
 _LEAVES: set[type] = {int, float, complex, bool, str, bytes, type(None)}
 """Types of which it is known that they are leaves: they are told from containers without asking for base classes."""
+_VALUES: set[type] = set()
+"""Those of them that hold arrays."""
+
+
+class Kind(NamedTuple):
+    """How containers of one type are taken apart and put together."""
+
+    items: Callable[[Any], list[tuple[Any, Any]]]
+    """Each item with its key."""
+    rebuilt: Callable[[Any, list[Any]], Any]
+    """A container like another one, of other items."""
+    form: Callable[[Any], Any] = lambda tree: None
+    """What it is besides its items."""
 
 
 def is_leaf(kind: K) -> K:
-    """Let it be known that values of exactly this type are leaves (a class decorator)."""
+    """Let it be known that values of exactly this type are leaves with an array (a class decorator)."""
     _LEAVES.add(kind)
+    _VALUES.add(kind)
     return kind
+
+
+def register(
+    kind: K, flatten: Callable[[Any], tuple[Any, Any]] | None = None, unflatten: Callable[[Any, Any], Any] | None = None
+) -> K:
+    """Register a class as a structure, everywhere; returns it, so it is a decorator, too.
+
+    flatten: of an object the items, in a list or tuple, and what else it is, which is compared by ``==``;
+    unflatten: of the latter and other items an object.  Without them the attributes are the items (``vars(obj)``), and
+    the object is copied.  Raises StructureError for what is a structure or a tensor already.
+    """
+    if not isinstance(kind, type) or kind in _LEAVES or (kind not in _registered and _kind_of(kind) is not None):
+        raise StructureError(
+            f"register: {kind!r} is no class of your own: tuples, lists, mappings, dataclasses and tensors are known"
+        )
+    if (flatten is None) != (unflatten is None):
+        raise StructureError("register: give both flatten and unflatten, or neither")
+    if flatten is None or unflatten is None:
+        _registered[kind] = Kind(lambda tree: list(vars(tree).items()), _with_attributes)
+    else:
+        split, join = flatten, unflatten
+        _registered[kind] = Kind(
+            lambda tree: list(enumerate(split(tree)[0])),
+            lambda tree, items: join(split(tree)[1], items),
+            lambda tree: split(tree)[1],
+        )
+    _kind_of.cache_clear()
+    return kind
+
+
+_registered: dict[type, Kind] = {}
+_STATIC = (str, bytes, type(None), type, enum.Enum, types.ModuleType)
+
+
+def _with_attributes(tree: Any, items: list[Any], names: list[str] | None = None) -> Any:
+    like = copy.copy(tree)
+    for name, item in zip(vars(tree) if names is None else names, items):
+        object.__setattr__(like, name, item)
+    return like
+
+
+def _fields(tree: Any, static: bool = False) -> list[tuple[Any, Any]]:
+    """The fields of a dataclass that are items, or those that are not, with their values."""
+    given = [(f, getattr(tree, f.name)) for f in dataclasses.fields(tree) if hasattr(tree, f.name)]
+    return [(f.name, v) for f, v in given if (f.metadata.get("static", False) or _is_static(v)) == static]
+
+
+def _is_static(value: Any) -> bool:
+    return isinstance(value, _STATIC) or (callable(value) and type(value) not in _VALUES and _kind(value) is None)
+
+
+def _pairs(tree: Any) -> list[tuple[Any, Any]]:
+    return [(key, tree[key]) for key in _keys(tree)]
+
+
+def _with_keys(tree: Any, items: list[Any]) -> Any:
+    found = dict(zip(_keys(tree), items))
+    if not isinstance(tree, dict):
+        return type(tree)({key: found[key] for key in tree})
+    like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
+    like.update((key, found[key]) for key in tree)
+    return like
+
+
+_SEQUENCE = Kind(lambda tree: list(enumerate(tree)), lambda tree, items: _subclass(type(tree), items))
+_NAMED = Kind(lambda tree: list(zip(tree._fields, tree)), lambda tree, items: type(tree)(*items))
+_MAPPING = Kind(_pairs, _with_keys)
+_DATACLASS = Kind(
+    _fields,
+    lambda tree, items: _with_attributes(tree, items, [name for name, _ in _fields(tree)]),
+    lambda tree: tuple(_fields(tree, static=True)),
+)
+_COMPOSITE = Kind(
+    lambda tree: list(zip(tree.fields, tree.parts())), lambda tree, items: tree.rebuilt(items), lambda tree: tree.form()
+)
+
+
+def _kind(tree: Any) -> Kind | None:
+    """Return how ``tree`` is taken apart; None for a leaf."""
+    kind = type(tree)
+    return None if kind in _LEAVES else _kind_of(kind)  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind_of(kind: type) -> Kind | None:
+    if kind in _registered:
+        return _registered[kind]
+    if issubclass(kind, dict):
+        return _MAPPING
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _NAMED
+    if issubclass(kind, (list, tuple)):
+        return _SEQUENCE
+    if issubclass(kind, Composite):
+        return _COMPOSITE
+    own = kind.__module__.partition(".")[0] == __name__.partition(".")[0] or hasattr(kind, "trainable_variables")
+    if dataclasses.is_dataclass(kind) and not own:  # those of this package, and layers, are no structures
+        return _DATACLASS
+    return _MAPPING if issubclass(kind, Mapping) else None
+
+
+def refuse_hidden(op: str, tree: Any) -> None:
+    """Raise StructureError for a leaf that holds tensors in its attributes: a transform would not see them."""
+    for leaf in leaves(tree):
+        if type(leaf) in _LEAVES or not hasattr(type(leaf), "__dict__"):
+            continue
+        names = [*getattr(leaf, "__dict__", {}), *(n for c in type(leaf).__mro__ for n in vars(c).get("__slots__", ()))]
+        inside = next((n for n in names if type(getattr(leaf, n, None)) in _VALUES), None)
+        if inside is not None and not hasattr(type(leaf), "trainable_variables"):
+            name = type(leaf).__qualname__
+            raise StructureError(
+                f"{op}: {name} holds a tensor as .{inside} but is no structure: make it a dataclass, or register it: "
+                f"tg.tree.register({name}, flatten, unflatten)"
+            )
 
 
 def _is_flat(tree: Any) -> TypeGuard[tuple[Any, ...] | list[Any]]:
@@ -52,7 +185,7 @@ def _is_flat(tree: Any) -> TypeGuard[tuple[Any, ...] | list[Any]]:
     return (kind is tuple or kind is list) and _LEAVES.issuperset(map(type, tree))
 
 
-def _keys(tree: dict[str, object]) -> list[Any]:
+def _keys(tree: Mapping[Any, Any]) -> list[Any]:
     try:
         return sorted(tree)
     except TypeError:  # keys of several types have no order of their own
@@ -64,14 +197,8 @@ def leaves(tree: object) -> Iterator[Any]:
     stack = [iter((tree,))]
     while stack:
         for item in stack[-1]:
-            if isinstance(item, dict):
-                stack.append(iter([item[key] for key in _keys(item)]))
-                break
-            if isinstance(item, (list, tuple)):
-                stack.append(iter(item))
-                break
-            if isinstance(item, Composite):
-                stack.append(iter(item.parts()))
+            if _kind(item) is not None:
+                stack.append(iter(_items(item)))
                 break
             yield item
         else:
@@ -82,7 +209,7 @@ def flatten(tree: Any) -> list[Any]:
     """The leaves as a list."""
     if _is_flat(tree):
         return list(tree)
-    if not isinstance(tree, _CONTAINERS):
+    if _kind(tree) is None:
         return [tree]
     found: list[Any] = []
     _gather(tree, found)
@@ -91,7 +218,7 @@ def flatten(tree: Any) -> list[Any]:
 
 def _gather(tree: Any, found: list[Any]) -> None:
     for item in _items(tree):
-        if type(item) in _LEAVES or not isinstance(item, _CONTAINERS):
+        if _kind(item) is None:
             found.append(item)
         elif _is_flat(item):
             found += item
@@ -100,60 +227,47 @@ def _gather(tree: Any, found: list[Any]) -> None:
 
 
 def _items(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return [tree[key] for key in _keys(tree)]
-    return tree.parts() if isinstance(tree, Composite) else tree
+    kind = type(tree)
+    if kind is list or kind is tuple:  # most often
+        return tree
+    return [item for _, item in _kind(tree).items(tree)]  # type: ignore[union-attr]
 
 
 def whole(tree: Any) -> Any:
     """``tree`` with the arrays in place of the composite values for which they stand; itself if there are none."""
     if isinstance(tree, Composite):
         return tree.whole()
-    if not isinstance(tree, _CONTAINERS):
+    if _kind(tree) is None:
         return tree
     items = [whole(item) for item in _items(tree)]
     return tree if all(a is b for a, b in zip(items, _items(tree))) else _with_items(tree, items)
 
 
 def _with_items(tree: Any, items: list[Any]) -> Any:
-    """A container like ``tree``, of a dict in the order of sorted keys."""
-    if isinstance(tree, dict):
-        found = dict(zip(_keys(tree), items))
-        like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
-        like.update((key, found[key]) for key in tree)
-        return like
-    if isinstance(tree, Composite):
-        return tree.rebuilt(items)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*items)
-    return _subclass(type(tree), items)
+    """A container like ``tree``."""
+    return _kind(tree).rebuilt(tree, items)  # type: ignore[union-attr]
 
 
-def named(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves, left to right, each with what leads to it: keys, fields of named tuples, numbers, between slashes."""
-    if isinstance(tree, dict):
-        items = [(key, tree[key]) for key in _keys(tree)]
-    elif isinstance(tree, (list, tuple)):
-        items = list(zip(getattr(tree, "_fields", range(len(tree))), tree))
-    elif isinstance(tree, Composite):
-        items = list(zip(tree.fields, tree.parts()))
-    else:
+def named(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves, left to right, each with what leads to it: keys, fields, numbers, between slashes."""
+    kind = _kind(tree)
+    if kind is None:
         yield name, tree
         return
-    for key, item in items:
+    for key, item in kind.items(tree):
         yield from named(item, f"{name}/{key}" if name else f"{key}")
 
 
-def rebuild(tree: object, values: Iterator[object]) -> Any:
+def rebuild(tree: Any, values: Iterator[object]) -> Any:
     """The structure of ``tree`` with its leaves replaced by ``values``, in order."""
     kind = type(tree)
     if kind is tuple or kind is list:  # most often
         if _is_flat(tree):
             items = [next(values) for _ in tree]
         else:
-            items = [rebuild(x, values) if isinstance(x, _CONTAINERS) else next(values) for x in tree]  # type: ignore[attr-defined]
+            items = [next(values) if _kind(x) is None else rebuild(x, values) for x in tree]
         return items if kind is list else tuple(items)
-    if isinstance(tree, _CONTAINERS):
+    if _kind(tree) is not None:
         return _with_items(tree, [rebuild(x, values) for x in _items(tree)])
     return next(values)
 
@@ -170,7 +284,7 @@ def map_leaves(f: Callable[[Any], object], tree: object) -> Any:
     if type(tree) is tuple:  # most often
         if _is_flat(tree):
             return tuple(map(f, tree))
-        return tuple([map_leaves(f, x) if isinstance(x, _CONTAINERS) else f(x) for x in tree])
+        return tuple([f(x) if _kind(x) is None else map_leaves(f, x) for x in tree])
     return rebuild(tree, map(f, flatten(tree)))
 
 
@@ -178,13 +292,14 @@ def structure(tree: object) -> Any:
     """A value equal for structures that are alike, whatever their leaves; printable."""
     if _is_flat(tree):
         return type(tree), ("*",) * len(tree)
-    if not isinstance(tree, _CONTAINERS):
+    kind = _kind(tree)
+    if kind is None:
         return "*"
-    if isinstance(tree, dict):
-        return (type(tree), tuple((k, structure(tree[k])) for k in _keys(tree)))
-    if isinstance(tree, Composite):
-        return type(tree), tree.form(), tuple(map(structure, tree.parts()))
-    return type(tree), tuple([structure(x) if isinstance(x, _CONTAINERS) else "*" for x in tree])
+    if kind is _SEQUENCE or kind is _NAMED:
+        return type(tree), tuple(map(structure, _items(tree)))
+    if kind is _MAPPING:
+        return type(tree), tuple((key, structure(item)) for key, item in kind.items(tree))
+    return type(tree), kind.form(tree), tuple(map(structure, _items(tree)))
 
 
 def shown(tree: object) -> str:
@@ -194,32 +309,36 @@ def shown(tree: object) -> str:
 
 
 def _shown(tree: object) -> str:
-    if isinstance(tree, dict):
-        items, name = ", ".join(f"{k!r}: {_shown(tree[k])}" for k in _keys(tree)), type(tree).__name__
+    kind, name = _kind(tree), type(tree).__name__
+    if kind is None:
+        return "*"
+    if kind is _MAPPING:
+        items = ", ".join(f"{key!r}: {_shown(item)}" for key, item in kind.items(tree))
         return f"{{{items}}}" if type(tree) is dict else f"{name}({{{items}}})"
-    if isinstance(tree, (list, tuple)):
-        items = ", ".join(map(_shown, tree))
+    if kind is _SEQUENCE or kind is _NAMED:
+        items = ", ".join(map(_shown, _items(tree)))
         if type(tree) is list:
             return f"[{items}]"
-        inside = f"({items},)" if len(tree) == 1 else f"({items})"
-        return inside if type(tree) is tuple else f"{type(tree).__name__}{inside}"
-    if isinstance(tree, Composite):
-        return f"{type(tree).__name__}({', '.join(map(_shown, tree.parts()))})"
-    return "*"
+        inside = f"({items},)" if len(_items(tree)) == 1 else f"({items})"
+        return inside if type(tree) is tuple else f"{name}{inside}"
+    return f"{name}({', '.join(map(_shown, _items(tree)))})"
 
 
-def alike(a: object, b: object) -> bool:
+def alike(a: Any, b: Any) -> bool:
     """Whether values for the leaves of one may be given in the structure of the other: plain lists pass for tuples."""
     if _is_flat(a) and _is_flat(b):
         return len(a) == len(b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return type(a) is type(b) and a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
-    if isinstance(a, Composite) and isinstance(b, Composite):
-        return type(a) is type(b) and a.form() == b.form() and all(map(alike, a.parts(), b.parts()))
-    if not (isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))):
-        return not isinstance(a, _CONTAINERS) and not isinstance(b, _CONTAINERS)
+    kind, other = _kind(a), _kind(b)
+    if kind is None or other is None:
+        return kind is other
     plain = {type(a), type(b)} <= {list, tuple}
-    return (plain or type(a) is type(b)) and len(a) == len(b) and all(map(alike, a, b))
+    if not plain and type(a) is not type(b):
+        return False
+    if kind is _MAPPING and a.keys() != b.keys():
+        return False
+    xs, ys = _items(a), _items(b)
+    same = plain or kind is _DATACLASS or kind.form(a) == kind.form(b)
+    return same and len(xs) == len(ys) and all(map(alike, xs, ys))
 
 
 def require_alike(op: str, what: str, given: object, whose: str, wanted: object) -> list[Any]:

@@ -18,7 +18,8 @@ MODULES = [
     "tapegrad", "tapegrad.linalg", "tapegrad.fft", "tapegrad.special", "tapegrad.stats", "tapegrad.random",
     "tapegrad.signal", "tapegrad.integrate", "tapegrad.sparse", "tapegrad.nn", "tapegrad.nn.functional",
     "tapegrad.nn.initializers", "tapegrad.optim", "tapegrad.optim.schedules", "tapegrad.training",
-    "tapegrad.distributed", "tapegrad.testing", "tapegrad.memory", "tapegrad.memory.policies", "tapegrad.errors",
+    "tapegrad.distributed", "tapegrad.testing", "tapegrad.tree", "tapegrad.memory", "tapegrad.memory.policies",
+    "tapegrad.errors",
 ]  # fmt: skip
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 

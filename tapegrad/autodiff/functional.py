@@ -99,14 +99,14 @@ def vjp(f: Callable[..., object], *xs: object, has_aux: bool = False) -> Any:
     sources = Sources("vjp", xs, tuple(range(len(xs))))
     trace = sources.trace()
     y, aux = parted("vjp", trace.during(f, *sources.args), has_aux)
-    outputs = [asarray(leaf) for leaf in nest.flatten(y)]
+    outputs = [None if leaf is None else asarray(leaf) for leaf in nest.flatten(y)]
 
     def pullback(ct: object) -> Any:
         """Cotangents of the arguments."""
         cts = nest.require_alike("vjp", "cotangents", ct, "results", y)
         seeds: dict[int, Tensor] = {}
         for out, c in zip(outputs, cts, strict=True):
-            if dtypes.is_inexact(out.dtype):
+            if out is not None and dtypes.is_inexact(out.dtype):
                 index, c = out._buffer.node.index, _like("vjp: a cotangent", c, out)
                 seeds[index] = seeds[index] + c if index in seeds else c
         return sources.mirrored(trace.pull(seeds, consume=False), cts)
@@ -145,8 +145,8 @@ def jvp(f: Callable[..., object], xs: object, tangents: object, has_aux: bool = 
     """
     args = tuple(xs) if isinstance(xs, (tuple, list)) else (xs,)
     directions = tuple(tangents) if isinstance(tangents, (tuple, list)) else (tangents,)
-    given = nest.require_alike("jvp", "tangents", directions, "arguments", args)
     sources = Sources("jvp", args, tuple(range(len(args))))
+    given = sources.of_tensors(nest.require_alike("jvp", "tangents", directions, "arguments", args))
     tangents_of, own = Tangents(), apart(given)
 
     def pushed() -> Any:
@@ -200,7 +200,7 @@ def linearize(f: Callable[..., object], *xs: object, has_aux: bool = False) -> A
 
     def push(*tangents: object) -> Any:
         """The tangent of the result along ``tangents``."""
-        given = nest.require_alike("linearize", "tangents", tangents, "arguments", xs)
+        given = sources.of_tensors(nest.require_alike("linearize", "tangents", tangents, "arguments", xs))
         seeds: dict[int, Tensor] = {}
         for x, g, t in zip(sources.leaves, pulled, given, strict=True):
             if t is not None and (seed := _like("linearize: a tangent", t, x)) is not None and g is not None:

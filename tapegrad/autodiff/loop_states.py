@@ -30,6 +30,7 @@ def index_for(step: object, i: int, state: object) -> Any:
 
 def check_structure(name: str, what: str, step: int, before: object, after: object) -> None:
     """Raise StructureError unless ``after``, which ``step`` has returned, has the structure of ``before``."""
+    nest.refuse_hidden(name, after)
     if not nest.alike(after, before):
         raise StructureError(
             f"{name}: step {step} changed the structure of {what} from {nest.shown(before)} to {nest.shown(after)}; "

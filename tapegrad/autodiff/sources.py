@@ -33,10 +33,14 @@ class Sources:
         self.single = not isinstance(argnums, (tuple, list))
         self.args = list(args)
         for n in self.positions:
+            nest.refuse_hidden(name, args[n])
             self.args[n] = nest.map_leaves(self._fresh, args[n])
-        self.leaves: list[Tensor] = nest.flatten([self.args[n] for n in self.positions])
+        self._all: list[Tensor | None] = nest.flatten([self.args[n] for n in self.positions])
+        self.leaves = [t for t in self._all if t is not None]
 
-    def _fresh(self, x: TensorLike) -> Tensor:
+    def _fresh(self, x: TensorLike | None) -> Tensor | None:
+        if x is None:  # an empty place in a structure
+            return None
         t = identity_of(asarray(x))
         if not dtypes.is_inexact(t.dtype):
             raise DTypeError(f"{self.name}: cannot differentiate in an argument of dtype {t.dtype}; make it a float")
@@ -49,15 +53,29 @@ class Sources:
     def mirrored(self, values: list[Any], given: Iterable[object] = ()) -> Any:
         """``values`` in the structure of the chosen arguments: zeros for None, a new tensor for one of ``given``."""
         values = list(map(apart(given), values))
-        filled = (zeros_of(t._buffer.node.aval) if g is None else g for t, g in zip(self.leaves, values, strict=True))
+        of_each = iter(zip(self.leaves, values, strict=True))
+        filled = (None if t is None else self._filled(*next(of_each)) for t in self._all)
         trees = tuple(nest.rebuild(self.args[n], filled) for n in self.positions)
         return trees[0] if self.single else trees
 
+    @staticmethod
+    def _filled(source: Tensor, value: Any) -> Any:
+        return zeros_of(source._buffer.node.aval) if value is None else value
+
+    def of_tensors(self, values: Iterable[Any]) -> list[Any]:
+        """Return those of ``values``, one for each leaf of the arguments, whose leaf is not None."""
+        return [value for t, value in zip(self._all, values, strict=True) if t is not None]
+
 
 def parted(name: str, result: Any, has_aux: bool) -> tuple[Any, Any]:
-    """What is differentiated of a function's result, and what comes along with it (None without ``has_aux``)."""
+    """What is differentiated of a function's result, and what comes along with it (None without ``has_aux``).
+
+    Raises StructureError for an object that holds tensors and is no structure.
+    """
     if not has_aux:
+        nest.refuse_hidden(name, result)
         return result, None
     if not (isinstance(result, (tuple, list)) and len(result) == 2):
         raise GradientError(f"{name}: with has_aux the function must return (value, aux), got {nest.shown(result)}")
+    nest.refuse_hidden(name, result[0])
     return result[0], result[1]

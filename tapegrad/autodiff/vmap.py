@@ -82,6 +82,7 @@ def vmap(
                 y = batches.during(lambda: nest.whole(f(*inner_args, **inner_kwargs)))
             except LinAlgError as e:
                 raise _told_by_example(e, batches) from None
+            nest.refuse_hidden("vmap", y)
             to = _axes("out_axes", y, out_axes)
             return nest.rebuild(y, iter([_result(leaf, batches, a, failed) for leaf, a in zip(nest.flatten(y), to)]))
 

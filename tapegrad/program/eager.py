@@ -100,6 +100,7 @@ def eager(
     with shadowed(writes):
         with lookout(partial(_Reads, room)) as seen, nullcontext() if room is None else room:
             result = during(called, f, args, named, batches=(_LOOK,))
+            nest.refuse_hidden("tg.function", result)
             if room is not None:
                 fill([x._buffer for x in nest.flatten(result) if type(x) is Tensor])
                 fill([content for content in writes.values() if isinstance(content, Buffer)])
