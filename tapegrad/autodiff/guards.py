@@ -357,7 +357,8 @@ def _compiled(reads: list[Read], constants: dict[str, Any]) -> Callable[[], bool
     body = "\n        ".join(lines) or "pass"
     text = f"def hold():\n    try:\n        {body}\n    except gone:\n        return False\n    return True\n"
     exec(text, scope)
-    return scope["hold"]
+    hold: Callable[[], bool] = scope.pop("hold")  # no cycle: the scope is the globals of the function
+    return hold
 
 
 # Bindings -----------------------------------------------------------------------------------------------------------

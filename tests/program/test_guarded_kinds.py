@@ -435,3 +435,19 @@ def test_equal_values_are_no_change_and_others_are():
     f(tg.asarray(X))
     k = -0.0
     assert np.signbit(f(tg.asarray(X)).numpy()).all()
+
+
+def test_a_function_goes_with_its_closure_without_the_collector():
+    def make():
+        a = np.ones(3)
+        f = tg.function(lambda x: x * tg.asarray(a)[:2])
+        for _ in range(CALLS):
+            f(tg.asarray(X))
+        return weakref.ref(a)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert make()() is None
+    finally:
+        gc.enable()
