@@ -26,11 +26,26 @@ from tapegrad.device import CPU, is_array
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
-_VALUES = (int, float, complex, str, bytes, bool, type(None), type(...), slice, range, CPU.xp.dtype, CPU.xp.generic)
+_VALUES = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bool,
+    type(None),
+    type(...),
+    slice,
+    range,
+    CPU.xp.dtype,
+    CPU.xp.generic,
+    frozenset,
+)
 _MOST = 2000
 _DEEPEST = 8
 _LONGEST = 256
 _SAMPLE = 64
+_BY_TEXT = frozenset(("getattr", "vars", "attrgetter", "__dict__"))
 _missing = type("missing", (), {"__repr__": lambda self: "nothing"})()
 
 
@@ -110,7 +125,12 @@ def _same(a: Any, b: Any) -> bool:
         return a.array is b.array and a.bytes == b.bytes
     if isinstance(a, weakref.ref) and isinstance(b, weakref.ref):
         return a() is b() and a() is not None
-    return a is b or (type(a) is type(b) and isinstance(a, _VALUES) and bool(a == b))
+    return a is b or (type(a) is type(b) and isinstance(a, _VALUES) and _key(a) == _key(b))
+
+
+def _key(value: Any) -> Any:
+    """What tells values of one type apart: 0.0 from -0.0, but not nan from nan."""
+    return value if isinstance(value, frozenset) else repr(value)
 
 
 def _shown(value: Any) -> str:
@@ -145,7 +165,7 @@ class _Around:
         self.reads: list[Read] = []
         self.constants: dict[str, Any] = {}
         self._names: set[str] = set()
-        self._codes: set[types.CodeType] = set()
+        self._functions: set[int] = set()
         self._seen: dict[int, Any] = {}
         self._open: list[tuple[Any, str, str, int]] = []
 
@@ -173,12 +193,14 @@ class _Around:
                 f = type(f).__call__
             else:
                 break
-        if not isinstance(f, types.FunctionType) or f.__code__ in self._codes or not _is_users(f):
+        if not isinstance(f, types.FunctionType) or id(f) in self._functions or not _is_users(f):
             return
+        self._functions.add(id(f))
         name = self.constant(f)
         for code in _codes(f.__code__):
-            self._codes.add(code)
             self._names.update(code.co_names)
+            if not _BY_TEXT.isdisjoint(code.co_names):
+                self._names.update(x for x in code.co_consts if isinstance(x, str) and x.isidentifier())
             for key in code.co_names:
                 if key in f.__globals__ and not _is_special(key):
                     self.value(f"global {key}", f"{name}.__globals__[{key!r}]", f.__globals__[key], 0)
@@ -244,6 +266,9 @@ class _Around:
             for key, item in list(value.items()):
                 if isinstance(key, (int, str)):
                     self.value(f"{short}[{key!r}]", f"{expression}[{key!r}]", item, depth)
+        elif isinstance(value, (set, frozenset)) and len(value) <= _LONGEST:
+            if all(isinstance(x, _VALUES) for x in value):
+                self.reads.append(Read(name, f"frozenset({expression})", frozenset(value)))
         elif _is_layer(value):
             for key, item in list(vars(value).items()):
                 self.value(f"{short}.{key}", f"{expression}.__dict__[{key!r}]", item, depth)
@@ -259,8 +284,11 @@ class _Around:
         own = getattr(value, "__dict__", {})
         if isinstance(declared, property):
             self.function(declared.fget)
-        elif isinstance(declared, (staticmethod, classmethod, types.FunctionType)):
-            self.function(getattr(declared, "__func__", declared))
+        elif isinstance(declared, (staticmethod, classmethod)) and key not in own:
+            self.function(declared.__func__)
+        elif isinstance(declared, types.FunctionType) and (key not in own or kind is value):
+            owner = next(c for c in kind.__mro__ if key in vars(c))
+            self.value(f"{short}.{key}", f"{self.constant(weakref.ref(owner))}().{key}", declared, depth)
         elif key in own or isinstance(declared, types.MemberDescriptorType):
             try:
                 item = own[key] if key in own else getattr(value, key)
@@ -284,7 +312,8 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.cache
 def _libraries() -> frozenset[str]:
-    return frozenset(sys.stdlib_module_names) | {"tapegrad", "numpy", "scipy", "cupy", "cupyx", "ml_dtypes"}
+    ours = {"tapegrad", "numpy", "scipy", "cupy", "cupyx", "ml_dtypes"}
+    return (frozenset(sys.stdlib_module_names) | ours) - {"types", "argparse"}  # their namespaces are the user's
 
 
 def _is_users(thing: Any) -> bool:
@@ -306,6 +335,7 @@ def _compiled(reads: list[Read], constants: dict[str, Any]) -> Callable[[], bool
     """Return one function that checks all guards, cheapest first within what was read first."""
     scope: dict[str, Any] = {
         **constants,
+        "key": _key,
         "gone": (AttributeError, KeyError, IndexError, ValueError, TypeError),
     }
     lines = []
@@ -318,14 +348,17 @@ def _compiled(reads: list[Read], constants: dict[str, Any]) -> Callable[[], bool
             lines.append(f"if {r.expression} is not v{i}(): return False")
         elif isinstance(r.value, _VALUES):
             scope[f"v{i}"], scope[f"t{i}"] = r.value, type(r.value)
-            lines.append(f"if (x := {r.expression}) is not v{i} and (type(x) is not t{i} or x != v{i}): return False")
+            lines.append(
+                f"if (x := {r.expression}) is not v{i} and (type(x) is not t{i} or key(x) != key(v{i})): return False"
+            )
         else:
             scope[f"v{i}"] = r.value
             lines.append(f"if {r.expression} is not v{i}: return False")
     body = "\n        ".join(lines) or "pass"
     text = f"def hold():\n    try:\n        {body}\n    except gone:\n        return False\n    return True\n"
     exec(text, scope)
-    return scope["hold"]
+    hold: Callable[[], bool] = scope.pop("hold")  # no cycle: the scope is the globals of the function
+    return hold
 
 
 # Bindings -----------------------------------------------------------------------------------------------------------
