@@ -8,7 +8,8 @@ from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
 from tapegrad.nn.losses.classification import reduced, same_shape
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.elementwise import elementary
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -32,6 +33,7 @@ def _fitting(who: str, weight: TensorLike, losses: Tensor) -> Tensor:
     return w
 
 
+@real_only
 @in_float32
 def mse_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", *, weight: TensorLike | None = None
@@ -45,9 +47,11 @@ def mse_loss(
 
 
 def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
-    """``(x1 - x2)**2`` of each element (Chainer).  Raises ShapeError unless both have one shape."""
-    x, y = same_shape("squared_difference", x1, x2)
-    return ops.square(x - y)
+    """``(x1 - x2)**2`` of each element (Chainer), as :func:`tapegrad.squared_difference`.
+
+    Raises ShapeError unless both have one shape.
+    """
+    return elementary.squared_difference(*same_shape("squared_difference", x1, x2))
 
 
 @in_float32
@@ -59,6 +63,7 @@ def l1_loss(
     return _weighted("l1_loss", ops.abs(x - y), weight, reduction)
 
 
+@real_only
 @in_float32
 def huber_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", delta: float = 1.0, weight: TensorLike | None = None
@@ -77,6 +82,7 @@ def huber_loss(
     return reduced("huber_loss", losses * w, reduction)
 
 
+@real_only
 @in_float32
 def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.  Raises ShapeError."""
@@ -85,6 +91,7 @@ def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean
     return huber_loss(input, target, reduction, delta=beta) / beta
 
 
+@real_only
 @in_float32
 def poisson_nll_loss(
     input: TensorLike, target: TensorLike, log_input: bool = True, full: bool = False, eps: float = 1e-8,
@@ -103,6 +110,7 @@ def poisson_nll_loss(
     return reduced("poisson_nll_loss", loss, reduction)
 
 
+@real_only
 @in_float32
 def gaussian_nll_loss(
     input: TensorLike, target: TensorLike, var: TensorLike, full: bool = False, eps: float = 1e-6,
@@ -125,6 +133,7 @@ def gaussian_nll_loss(
     return reduced("gaussian_nll_loss", loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
+@real_only
 @in_float32
 def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
     """``softplus(y) - x * y``: of outcomes x (0 or 1) for log-odds y (Chainer).  Raises ShapeError, TapegradError."""
@@ -132,6 +141,7 @@ def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
     return reduced("bernoulli_nll", ops.softplus(b) - a * b, chainers(reduce))
 
 
+@real_only
 @in_float32
 def gaussian_kl_divergence(mean: TensorLike, ln_var: TensorLike, reduce: str = "sum") -> Tensor:
     """``(mean**2 + exp(ln_var) - ln_var - 1) / 2``: from N(mean, exp(ln_var)) to N(0, 1) (Chainer).

@@ -33,7 +33,7 @@ from tapegrad.ops.elementwise.arithmetic import (
 )
 from tapegrad.ops.elementwise.comparison import equal, isfinite, isinf, isnan, less, signbit, trunc
 from tapegrad.ops.elementwise.comparison import round as round_even
-from tapegrad.ops.elementwise.complex import imag, real
+from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.complex_parts import complex_of
 from tapegrad.ops.elementwise.exponential import difference, power
 from tapegrad.ops.elementwise.selection import where
@@ -188,8 +188,9 @@ def rsqrt(x: TensorLike) -> Tensor:
 
 @in_float32
 def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
-    """``(x1 - x2) ** 2`` (TensorFlow's ``squared_difference``)."""
-    return arithmetic.square(arithmetic.subtract(x1, x2))
+    """Return ``(x1 - x2) ** 2``; of complex numbers ``(x1 - x2) * conj(x1 - x2)`` (TensorFlow's)."""
+    gap = arithmetic.subtract(x1, x2)
+    return gap * conj(gap) if gap.dtype.kind == "c" else arithmetic.square(gap)
 
 
 @in_float32
