@@ -197,6 +197,7 @@ def checked_labels(
     checks.integers(who, "labels", target)
     if target.shape != shape:
         raise ShapeError(f"{who}: wanted labels of shape {shape}, got {target.shape}")
+    target = ops.astype(target, "int64")  # narrow and unsigned dtypes cannot hold every `ignore_index`
     kept = target != ignore_index
     labels = ops.where(kept, target, 0)
     checks.within(who, "labels", labels, classes)

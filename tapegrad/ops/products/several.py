@@ -173,11 +173,14 @@ def unfold(input: TensorLike, dimension: int, size: int, step: int = 1) -> Tenso
 
 
 def sum_to(x: TensorLike, shape: Sequence[int]) -> Tensor:
-    """The sum of ``x`` over what broadcasting to it from ``shape`` would repeat.  Raises ShapeError."""
+    """Return the sum of ``x`` over what broadcasting to it from ``shape`` would repeat, in the dtype of :func:`sum`.
+
+    Raises ShapeError.
+    """
     t = tensor("sum_to", x)
     if broadcast_shapes("sum_to", t.shape, tuple(shape)) != t.shape:
         raise ShapeError(f"sum_to: {tuple(shape)} does not broadcast to {t.shape}")
-    return own(summed_to(t, tuple(shape)), t)
+    return own(summed_to(cast(t, dtypes.sum_dtype(t.dtype)), tuple(shape)), t)
 
 
 def batch_l2_norm_squared(x: TensorLike) -> Tensor:
