@@ -362,4 +362,5 @@ def logmeanexp(x: TensorLike, axis: int | tuple[int, ...] | None = None, keepdim
     x = floating(x)
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     total = ops.logsumexp(x, axis=axis, keepdims=keepdims)
-    return total - math.log(math.prod(x.shape[a] for a in axes))
+    count = math.prod(x.shape[a] for a in axes)
+    return total - (math.log(count) if count else math.nan)

@@ -231,12 +231,17 @@ def normalize(input: TensorLike, p: float = 2.0, dim: int | tuple[int, ...] = 1,
 
 @in_float32
 def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = True) -> Tensor:
-    """``sum(|x|**p)**(1/p)`` along ``axis``; the gradient of the norm 0 is 0, as in PyTorch."""
+    """``sum(|x|**p)**(1/p)`` along ``axis``, for p 0 the number of elements that are not 0.
+
+    The gradient of the norm 0 is 0, as in PyTorch.
+    """
     size = ops.abs(x)
     if p == math.inf:
         return ops.max(size, axis=axis, keepdims=keepdims)
     if p == 1:
         return ops.sum(size, axis=axis, keepdims=keepdims)
+    if p == 0:
+        return ops.sum(ops.astype(x != 0, size.dtype) + 0 * size, axis=axis, keepdims=keepdims)
     powers = ops.square(x) if p == 2 and x.dtype.kind != "c" else size**p
     total = ops.sum(powers, axis=axis, keepdims=keepdims)
     some = total > 0

@@ -26,9 +26,7 @@ def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float =
 
 
 def _distance(difference: Tensor, p: float, keepdims: bool) -> Tensor:
-    """The p-norm over the last axis; p 0 counts what differs."""
-    if p == 0:
-        return ops.sum(ops.astype(difference != 0, ops.abs(difference).dtype), axis=-1, keepdims=keepdims)
+    """The p-norm over the last axis."""
     if math.isinf(p) and not difference.shape[-1]:
         return ops.zeros(difference.shape[:-1], dtype=difference.dtype, device=difference.device)
     return p_norm(difference, p, -1, keepdims)

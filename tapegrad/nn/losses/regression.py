@@ -6,7 +6,7 @@ import math
 
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
-from tapegrad.errors import ShapeError
+from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.losses.classification import reduced, same_shape
 from tapegrad.ops.dispatch import in_float32, real_only
 from tapegrad.ops.elementwise import elementary
@@ -70,8 +70,11 @@ def huber_loss(
 ) -> Tensor:
     """``d**2 / 2`` for ``|d| <= delta``, else ``delta * (|d| - delta / 2)``.
 
-    ``weight``: of each, shaped as input; as in PyTorch the mean is not divided by it.  Raises ShapeError.
+    ``weight``: of each, shaped as input; as in PyTorch the mean is not divided by it.
+    Raises ShapeError, TapegradError unless ``delta`` is positive.
     """
+    if not delta > 0:
+        raise TapegradError(f"huber_loss: delta must be positive, got {delta!r}")
     x, y = same_shape("huber_loss", input, target)
     d = x - y
     near = ops.clip(d, -delta, delta)  # not |d|: its second derivative at 0 would be lost
@@ -85,7 +88,12 @@ def huber_loss(
 @real_only
 @in_float32
 def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.  Raises ShapeError."""
+    """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.
+
+    Raises ShapeError, TapegradError for a negative ``beta``.
+    """
+    if not beta >= 0:
+        raise TapegradError(f"smooth_l1_loss: beta must not be negative, got {beta!r}")
     if beta == 0:
         return l1_loss(input, target, reduction)
     return huber_loss(input, target, reduction, delta=beta) / beta
