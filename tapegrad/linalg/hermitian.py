@@ -56,6 +56,12 @@ def whole(x: Tensor) -> Tensor:
     return _mean_of_triangles(x, barrier(nearly_hermitian_p, x))
 
 
+def of_lower_triangle(x: Tensor) -> Tensor:
+    """Return the Hermitian matrices that have the lower triangles of ``x``; both triangles of Hermitian ones count."""
+    half = half_lower(whole(x))
+    return half + H(half)
+
+
 def _mean_of_triangles(x: Tensor, mixed: Tensor) -> Tensor:
     return barrier(hermitian_mean_p, x, mixed)
 

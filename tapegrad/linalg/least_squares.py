@@ -15,7 +15,7 @@ from tapegrad.device import dtypes
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, one_by_one
-from tapegrad.linalg.hermitian import whole
+from tapegrad.linalg.hermitian import of_lower_triangle
 from tapegrad.linalg.singular import svdvals
 from tapegrad.ops import (
     abs,
@@ -102,10 +102,11 @@ def pinv(
     rtol (NumPy's older name: rcond): singular values of at most this fraction of the largest count as 0, one number,
     or one for each matrix; None: the rounding error of the dtype times the larger dimension, as the array API standard
     says (NumPy: 1e-15), or 0 if ``atol`` is given; atol: so do those of at most this size, whichever bound is larger
-    (PyTorch's).  The gradient takes the rank for constant.  Raises ShapeError, LinAlgError.
+    (PyTorch's); hermitian: only the lower triangle is read.  The gradient takes the rank for constant.  Raises
+    ShapeError, LinAlgError.
     """
     a = matrix("pinv", a)
-    a = whole(a) if hermitian else a
+    a = of_lower_triangle(a) if hermitian else a
     rtol = rcond if rtol is None else rtol
     if atol is not None:
         largest = unrecorded(lambda: max(svdvals(a), axis=-1)) if max_side(a) and a.size else tensor("pinv", 0.0, a)
@@ -133,12 +134,14 @@ def matrix_rank(
     """Return how many singular values of each matrix exceed ``atol`` and ``rtol`` times the largest (no derivative).
 
     rtol None: the rounding error of the dtype times the larger dimension, or 0 if ``atol`` (NumPy's name: ``tol``) is
-    given.  A vector has rank 1 unless it is 0 (NumPy's ``linalg.matrix_rank``).  Raises LinAlgError.
+    given.  A vector has rank 1 unless it is 0; hermitian: only the lower triangle is read (NumPy's
+    ``linalg.matrix_rank``).  Raises LinAlgError.
     """
     A = tensor("matrix_rank", A)
     if A.ndim < 2:
         return cast(any_of(not_equal(A, 0)), dtypes.int64)
-    return unrecorded(_matrix_rank, matrix("matrix_rank", A), rtol, tol if atol is None else atol)
+    A = matrix("matrix_rank", A)
+    return unrecorded(_matrix_rank, of_lower_triangle(A) if hermitian else A, rtol, tol if atol is None else atol)
 
 
 def _matrix_rank(x: Tensor, rtol: TensorLike | None, atol: TensorLike | None) -> Tensor:

@@ -14,6 +14,7 @@ from tapegrad.device import dtypes
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import NoGradientError
 from tapegrad.linalg._common import TALL, WIDE, H, column, declare, floating, matrix, on_diagonal, over, row
+from tapegrad.linalg.hermitian import of_lower_triangle
 from tapegrad.ops import concat, conj, imag, real, reshape, sum, zeros
 from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.ops.shape.diagonals import diagonal
@@ -193,12 +194,13 @@ def svd(
     """The singular value decomposition ``a = U @ diag(S) @ Vh`` (NumPy's ``linalg.svd``).
 
     x: ``(..., m, n)``; U: ``(..., m, m)``, Vh: ``(..., n, n)``, or with ``full_matrices=False`` only ``min(m, n)``
-    columns and rows.  compute_uv=False: ``S`` alone; hermitian is accepted for NumPy, and ignored.  The gradient
+    columns and rows.  compute_uv=False: ``S`` alone; hermitian: only the lower triangle is read.  The gradient
     through U and Vh is infinite or NaN at repeated singular values, and of complex ones it has a meaning only for
     functions that do not depend on their common phases; if more of them than ``min(m, n)`` are asked for it raises
     NoGradientError.  Raises ShapeError, LinAlgError.
     """
     a = matrix("svd", a)
+    a = of_lower_triangle(a) if hermitian else a
     m, n = a.shape[-2:]
     if not compute_uv:
         return svdvals(a)

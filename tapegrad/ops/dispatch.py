@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
@@ -30,6 +30,8 @@ from tapegrad.ops.shape.blocks import concat_p, reshaped
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, convert, device_of, identity_of, is_handle, operand, upload
 from tapegrad.variable import Variable
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Unary = Callable[[TensorLike], Tensor]
 """The public function of a primitive of one operand."""
 Binary = Callable[[TensorLike, TensorLike], Tensor]
@@ -406,6 +408,20 @@ def real_float(name: str) -> ToDType:
         return dtypes.in_float(dtype)
 
     return check
+
+
+def real_only(f: Callable[P, R]) -> Callable[P, R]:
+    """``f``, which raises DTypeError where one of its operands, or one in a list of them, is complex."""
+
+    @functools.wraps(f)
+    def op(*args: P.args, **kwargs: P.kwargs) -> R:
+        for x in (*args, *kwargs.values()):
+            for item in x if isinstance(x, (list, tuple)) else (x,):
+                if isinstance(item, complex) or getattr(getattr(item, "dtype", None), "kind", "") == "c":
+                    raise DTypeError(f"{f.__name__}: not defined for complex numbers; take abs, real or imag first")
+        return f(*args, **kwargs)
+
+    return op
 
 
 def whole_in_float64(dtype: DType) -> DType:

@@ -12,7 +12,7 @@ import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
 from tapegrad.ops.elementwise import activation as activation_ops
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
@@ -73,14 +73,15 @@ def softplus(input: TensorLike, beta: float = 1.0, threshold: float | None = Non
     """
     x = ops.asarray(input)
     y = ops.softplus(x) if beta == 1 else ops.softplus(beta * x) / beta
-    return y if threshold is None else ops.where(beta * x > threshold, x, y)
+    return y if threshold is None else ops.where(ops.real(beta * x) > threshold, x, y)
 
 
 def logsigmoid(input: TensorLike) -> Tensor:
     """``log(sigmoid(x))`` without overflow."""
-    return -ops.softplus(-ops.asarray(input))
+    return ops.log_sigmoid(input)
 
 
+@real_only
 @in_float32
 def elu(input: TensorLike, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x) - 1)``."""
@@ -88,12 +89,14 @@ def elu(input: TensorLike, alpha: float = 1.0) -> Tensor:
     return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0)))
 
 
+@real_only
 @in_float32
 def selu(input: TensorLike) -> Tensor:
     """The self-normalizing scaled ``elu`` (Klambauer et al., 2017)."""
     return 1.0507009873554805 * elu(input, 1.6732632423543772)
 
 
+@real_only
 @in_float32
 def celu(input: TensorLike, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``, smooth for any alpha (Barron, arXiv 1704.07483).
@@ -106,6 +109,7 @@ def celu(input: TensorLike, alpha: float = 1.0) -> Tensor:
     return ops.where(x > 0, x, alpha * ops.expm1(ops.minimum(x, 0) / alpha))
 
 
+@real_only
 @in_float32
 def leaky_relu(input: TensorLike, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``."""
@@ -113,6 +117,7 @@ def leaky_relu(input: TensorLike, negative_slope: float = 0.01) -> Tensor:
     return ops.where(x > 0, x, negative_slope * x)
 
 
+@real_only
 @in_float32
 def prelu(input: TensorLike, weight: TensorLike) -> Tensor:
     """``x`` where positive, else ``weight * x`` (He et al., arXiv 1502.01852).
@@ -127,6 +132,7 @@ def prelu(input: TensorLike, weight: TensorLike) -> Tensor:
     return ops.where(x > 0, x, slope * x)
 
 
+@real_only
 def rrelu(input: TensorLike, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
     """``x`` where positive, else ``slope * x``: a random slope in [lower, upper) each, or without ``training`` their
     mean (Xu et al., arXiv 1505.00853).
@@ -138,6 +144,7 @@ def rrelu(input: TensorLike, lower: float = 1 / 8, upper: float = 1 / 3, trainin
     return ops.where(x > 0, x, slope * x)
 
 
+@real_only
 def hardtanh(input: TensorLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """``x`` limited to [min_val, max_val], with gradient 0 at both.  Raises TapegradError if min_val is the larger."""
     if min_val > max_val:
@@ -148,17 +155,20 @@ def hardtanh(input: TensorLike, min_val: float = -1.0, max_val: float = 1.0) -> 
 hard_tanh = hardtanh
 
 
+@real_only
 def relu6(input: TensorLike) -> Tensor:
     """``x`` limited to [0, 6]; the gradient at both is 0."""
     return limited(ops.asarray(input), 0, 6)
 
 
+@real_only
 @in_float32
 def hardsigmoid(input: TensorLike) -> Tensor:
     """``x / 6 + 1 / 2`` limited to [0, 1]; the gradient at both ends is 0."""
     return limited(ops.asarray(input) / 6.0 + 0.5, 0.0, 1.0)
 
 
+@real_only
 @in_float32
 def hardswish(input: TensorLike) -> Tensor:
     """``x * hardsigmoid(x)`` (Howard et al., arXiv 1905.02244)."""
@@ -167,6 +177,7 @@ def hardswish(input: TensorLike) -> Tensor:
     return ops.where(x <= -3, 0, ops.where(x >= 3, x, inner * (inner + 3.0) / 6.0))
 
 
+@real_only
 @in_float32
 def hardshrink(input: TensorLike, lambd: float = 0.5) -> Tensor:
     """``x`` where ``|x| > lambd``, else 0."""
@@ -174,6 +185,7 @@ def hardshrink(input: TensorLike, lambd: float = 0.5) -> Tensor:
     return ops.where(ops.logical_and(x >= -lambd, x <= lambd), 0, x)
 
 
+@real_only
 @in_float32
 def softshrink(input: TensorLike, lambd: float = 0.5) -> Tensor:
     """``x`` moved by ``lambd`` towards 0, where it stays.  Raises TapegradError for negative ``lambd``."""
@@ -190,6 +202,7 @@ def tanhshrink(input: TensorLike) -> Tensor:
     return x - ops.tanh(x)
 
 
+@real_only
 def threshold(input: TensorLike, threshold: float, value: float) -> Tensor:
     """``x`` where above ``threshold``, else ``value``."""
     x = ops.asarray(input)
@@ -267,6 +280,7 @@ def squareplus(x: TensorLike, b: TensorLike = 4) -> Tensor:
     return 0.5 * (x + ops.sqrt(ops.square(x) + b))
 
 
+@real_only
 @in_float32
 def sparse_plus(x: TensorLike) -> Tensor:
     """0 up to -1, ``(x + 1)**2 / 4`` up to 1, then ``x``: the integral of :func:`sparse_sigmoid`."""
@@ -274,12 +288,14 @@ def sparse_plus(x: TensorLike) -> Tensor:
     return ops.where(x <= -1, 0, ops.where(x >= 1, x, 0.25 * ops.square(x + 1)))
 
 
+@real_only
 @in_float32
 def sparse_sigmoid(x: TensorLike) -> Tensor:
     """``(x + 1) / 2`` limited to [0, 1]; the gradient at both ends is 0."""
     return limited(0.5 * (floating(x) + 1), 0, 1)
 
 
+@real_only
 def gumbel_softmax(logits: TensorLike, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
     """Softmax of ``(logits + Gumbel noise) / tau``: a relaxed draw of a class (Jang et al., arXiv 1611.01144).
 
@@ -309,12 +325,14 @@ def glu(input: TensorLike, dim: int = -1) -> Tensor:
     return a * ops.sigmoid(b)
 
 
+@real_only
 def crelu(x: TensorLike, axis: int = 1) -> Tensor:
     """``relu(x)`` and ``relu(-x)``, one after the other along ``axis`` (Shang et al., arXiv 1603.05201; Chainer)."""
     x = floating(x)
     return ops.concat([ops.relu(x), ops.relu(-x)], axis=axis)
 
 
+@real_only
 def maxout(x: TensorLike, pool_size: int, axis: int = 1) -> Tensor:
     """The largest of every ``pool_size`` elements along ``axis`` (Goodfellow et al., arXiv 1302.4389; Chainer).
 
@@ -328,6 +346,7 @@ def maxout(x: TensorLike, pool_size: int, axis: int = 1) -> Tensor:
     return ops.max(apart, axis=a + 1)
 
 
+@real_only
 @in_float32
 def log1mexp(x: TensorLike) -> Tensor:
     """``log(1 - exp(-x))`` for x > 0, precise everywhere (Machler, 2012); -inf at 0, NaN below (JAX)."""
@@ -343,4 +362,5 @@ def logmeanexp(x: TensorLike, axis: int | tuple[int, ...] | None = None, keepdim
     x = floating(x)
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
     total = ops.logsumexp(x, axis=axis, keepdims=keepdims)
-    return total - math.log(math.prod(x.shape[a] for a in axes))
+    count = math.prod(x.shape[a] for a in axes)
+    return total - (math.log(count) if count else math.nan)

@@ -12,12 +12,14 @@ from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.dropouts import dropout
 from tapegrad.nn.functional.linear_maps import linear
+from tapegrad.ops.dispatch import real_only
 from tapegrad.ops.products.attention import attention
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["multi_head_attention_forward", "scaled_dot_product_attention"]
 
 
+@real_only
 def attention_weights(
     query: Tensor, key: Tensor, mask: Tensor | None = None, *, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
@@ -56,6 +58,7 @@ def attended(
     return attention(query, key, value, mask, scale=scale, causal=is_causal, blind=blind, p=p, stream=stream)
 
 
+@real_only
 def scaled_dot_product_attention(
     query: TensorLike, key: TensorLike, value: TensorLike, attn_mask: TensorLike | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -112,6 +115,7 @@ def _composite(
     return ops.matmul(dropout(weights, p), v)
 
 
+@real_only
 def multi_head_attention_forward(
     query: TensorLike, key: TensorLike, value: TensorLike, embed_dim_to_check: int, num_heads: int,
     in_proj_weight: TensorLike, in_proj_bias: TensorLike, bias_k: TensorLike, bias_v: TensorLike, add_zero_attn: bool,

@@ -10,7 +10,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.casting import by_policy
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
@@ -29,6 +29,7 @@ def _channels(op: str, x: Tensor, **parameters: Any) -> None:
             raise ShapeError(f"{op}: wanted {name} ({x.shape[1]},) for {x.shape}, got {shape_of(value)}")
 
 
+@real_only
 @functools.partial(in_float32, beside=("running_mean", "running_var"))
 def batch_norm(
     input: TensorLike, running_mean: TensorLike | None, running_var: TensorLike | None,
@@ -93,6 +94,7 @@ def normalized(
     return y if bias is None else y + column(bias, x.ndim)
 
 
+@real_only
 @functools.partial(in_float32, beside=("running_mean", "running_var"))
 def instance_norm(
     input: TensorLike, running_mean: TensorLike | None = None, running_var: TensorLike | None = None,
@@ -128,6 +130,7 @@ def _scaled(x: Tensor, weight: TensorLike | None, bias: TensorLike | None) -> Te
     return x if bias is None else x + column(bias, x.ndim)
 
 
+@real_only
 @in_float32
 def group_norm(
     input: TensorLike, num_groups: int, weight: TensorLike | None = None, bias: TensorLike | None = None,
@@ -154,6 +157,7 @@ def _trailing(op: str, x: Tensor, normalized_shape: Sequence[int] | int) -> tupl
     return shape
 
 
+@real_only
 def layer_norm(
     input: TensorLike, normalized_shape: Sequence[int], weight: TensorLike | None = None,
     bias: TensorLike | None = None, eps: float = 1e-5,
@@ -168,6 +172,7 @@ def layer_norm(
     return ops.reshape(ops.layer_norm(flat, gamma, beta, eps=eps), x.shape)
 
 
+@real_only
 def rms_norm(
     input: TensorLike, normalized_shape: Sequence[int], weight: TensorLike | None = None, eps: float | None = None
 ) -> Tensor:
@@ -191,6 +196,7 @@ def _over_root_mean_square(x: Tensor, axes: tuple[int, ...], weight: TensorLike,
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+@real_only
 @in_float32
 def local_response_norm(
     input: TensorLike, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
@@ -225,12 +231,17 @@ def normalize(input: TensorLike, p: float = 2.0, dim: int | tuple[int, ...] = 1,
 
 @in_float32
 def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = True) -> Tensor:
-    """``sum(|x|**p)**(1/p)`` along ``axis``; the gradient of the norm 0 is 0, as in PyTorch."""
+    """``sum(|x|**p)**(1/p)`` along ``axis``, for p 0 the number of elements that are not 0.
+
+    The gradient of the norm 0 is 0, as in PyTorch.
+    """
     size = ops.abs(x)
     if p == math.inf:
         return ops.max(size, axis=axis, keepdims=keepdims)
     if p == 1:
         return ops.sum(size, axis=axis, keepdims=keepdims)
+    if p == 0:
+        return ops.sum(ops.astype(x != 0, size.dtype) + 0 * size, axis=axis, keepdims=keepdims)
     powers = ops.square(x) if p == 2 and x.dtype.kind != "c" else size**p
     total = ops.sum(powers, axis=axis, keepdims=keepdims)
     some = total > 0
@@ -238,6 +249,7 @@ def p_norm(x: Tensor, p: float, axis: int | tuple[int, ...], keepdims: bool = Tr
     return ops.where(some, ops.sqrt(safe) if p == 2 else safe ** (1.0 / p), 0)
 
 
+@real_only
 @in_float32
 def standardize(
     x: TensorLike, axis: int | tuple[int, ...] = -1, mean: TensorLike | None = None,

@@ -9,6 +9,7 @@ from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import batch_statistics, column, follow, normalized, shape_of
+from tapegrad.ops.dispatch import real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -25,6 +26,7 @@ def _checked(op: str, x: TensorLike, *parameters: Any) -> Tensor:
     return x
 
 
+@real_only
 def fixed_batch_normalization(
     x: TensorLike, gamma: TensorLike, beta: TensorLike, mean: TensorLike, var: TensorLike, eps: float = 2e-5
 ) -> Tensor:
@@ -36,6 +38,7 @@ def fixed_batch_normalization(
     return normalized(x, mean, var, gamma, beta, eps)
 
 
+@real_only
 def batch_renormalization(
     x: TensorLike, gamma: TensorLike, beta: TensorLike, rmax: float, dmax: float, eps: float = 2e-5,
     running_mean: TensorLike | None = None, running_var: TensorLike | None = None, decay: float = 0.9,
@@ -61,6 +64,7 @@ def batch_renormalization(
     return y * column(gamma, x.ndim) + column(beta, x.ndim)
 
 
+@real_only
 def fixed_batch_renormalization(
     x: TensorLike, gamma: TensorLike, beta: TensorLike, mean: TensorLike, var: TensorLike, eps: float = 2e-5
 ) -> Tensor:
@@ -83,6 +87,7 @@ def _projected(x: Tensor, rows: Tensor, mean: Tensor, projection: Tensor) -> Ten
     return ops.swapaxes(ops.reshape(y, (x.shape[1], x.shape[0], *x.shape[2:])), 0, 1)
 
 
+@real_only
 def decorrelated_batch_normalization(
     x: TensorLike, groups: int = 16, eps: float = 2e-5, running_mean: TensorLike | None = None,
     running_projection: TensorLike | None = None, decay: float = 0.9,
@@ -104,6 +109,7 @@ def decorrelated_batch_normalization(
     return _projected(x, rows, mean, projection)
 
 
+@real_only
 def fixed_decorrelated_batch_normalization(
     x: TensorLike, mean: TensorLike, projection: TensorLike, groups: int = 16
 ) -> Tensor:

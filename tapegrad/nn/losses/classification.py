@@ -8,7 +8,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.linear_maps import linear
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@real_only
 def cross_entropy(
     input: TensorLike,
     target: TensorLike,
@@ -63,6 +64,7 @@ def cross_entropy(
     return _weighted("cross_entropy", losses, of_label, reduction)
 
 
+@real_only
 def nll_loss(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, ignore_index: int = -100,
     reduction: str = "mean",
@@ -84,6 +86,7 @@ def nll_loss(
     return _weighted("nll_loss", losses, of_label, reduction)
 
 
+@real_only
 def linear_cross_entropy(
     input: TensorLike,
     linear_weight: TensorLike,
@@ -101,6 +104,7 @@ def linear_cross_entropy(
     return cross_entropy(logits, target, weight, ignored, reduction, label_smoothing)
 
 
+@real_only
 @in_float32
 def binary_cross_entropy(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean"
@@ -120,6 +124,7 @@ def _stopped_log(x: Tensor) -> Tensor:
     return ops.where(above, ops.log(ops.where(above, x, 1)), -100.0)
 
 
+@real_only
 @in_float32
 def binary_cross_entropy_with_logits(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean",
@@ -132,6 +137,7 @@ def binary_cross_entropy_with_logits(
     return reduced("binary_cross_entropy_with_logits", loss if weight is None else loss * weight, reduction)
 
 
+@real_only
 @in_float32
 def kl_div(input: TensorLike, target: TensorLike, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target * (log(target) - input)``: input holds logarithms, target probabilities or, if so said, logarithms.
@@ -150,6 +156,7 @@ def kl_div(input: TensorLike, target: TensorLike, reduction: str = "mean", log_t
     return reduced("kl_div", losses, reduction)
 
 
+@real_only
 @in_float32
 def soft_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
     """``log(1 + exp(-target * input))`` for targets 1 and -1, without overflow.  Raises ShapeError."""
@@ -157,6 +164,7 @@ def soft_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "me
     return reduced("soft_margin_loss", ops.softplus(-y * x), reduction)
 
 
+@real_only
 @in_float32
 def multilabel_soft_margin_loss(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean"
@@ -189,6 +197,7 @@ def checked_labels(
     checks.integers(who, "labels", target)
     if target.shape != shape:
         raise ShapeError(f"{who}: wanted labels of shape {shape}, got {target.shape}")
+    target = ops.astype(target, "int64")  # narrow and unsigned dtypes cannot hold every `ignore_index`
     kept = target != ignore_index
     labels = ops.where(kept, target, 0)
     checks.within(who, "labels", labels, classes)

@@ -10,12 +10,13 @@ import math
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import p_norm
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["cdist", "cosine_similarity", "pairwise_distance", "pdist"]
 
 
+@real_only
 @in_float32
 def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """``x1 . x2 / (max(|x1|, eps) * max(|x2|, eps))`` along ``dim``.  Raises AxisError, ShapeError."""
@@ -25,9 +26,7 @@ def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float =
 
 
 def _distance(difference: Tensor, p: float, keepdims: bool) -> Tensor:
-    """The p-norm over the last axis; p 0 counts what differs."""
-    if p == 0:
-        return ops.sum(ops.astype(difference != 0, difference.dtype), axis=-1, keepdims=keepdims)
+    """The p-norm over the last axis."""
     if math.isinf(p) and not difference.shape[-1]:
         return ops.zeros(difference.shape[:-1], dtype=difference.dtype, device=difference.device)
     return p_norm(difference, p, -1, keepdims)

@@ -14,7 +14,7 @@ from tapegrad.nn.functional.norm import p_norm
 from tapegrad.nn.losses.classification import at_label, checked_labels, class_weights, reduced, same_shape
 from tapegrad.nn.losses.distances import pairwise_distance
 from tapegrad.nn.losses.regression import chainers
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -29,6 +29,7 @@ def _above(x: Tensor) -> Tensor:
     return ops.maximum(x, 0)
 
 
+@real_only
 @in_float32
 def hinge_embedding_loss(input: TensorLike, target: TensorLike, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """A distance where the target is 1, ``max(0, margin - input)`` where it is -1.  Raises ShapeError."""
@@ -37,6 +38,7 @@ def hinge_embedding_loss(input: TensorLike, target: TensorLike, margin: float = 
     return reduced("hinge_embedding_loss", losses, reduction)
 
 
+@real_only
 @in_float32
 def margin_ranking_loss(
     input1: TensorLike, input2: TensorLike, target: TensorLike, margin: float = 0.0, reduction: str = "mean"
@@ -51,6 +53,7 @@ def margin_ranking_loss(
     return reduced("margin_ranking_loss", _above(-t * (x - y) + margin), reduction)
 
 
+@real_only
 @in_float32
 def cosine_embedding_loss(
     input1: TensorLike, input2: TensorLike, target: TensorLike, margin: float = 0.0, reduction: str = "mean"
@@ -108,6 +111,7 @@ def _triplet(
     return reduced(op, _above(margin + distance(a, p) - apart), reduction)
 
 
+@real_only
 @in_float32
 def multi_margin_loss(
     input: TensorLike, target: TensorLike, p: int = 1, margin: float = 1.0, weight: TensorLike | None = None,
@@ -134,6 +138,7 @@ def multi_margin_loss(
     return reduced(op, ops.sum(ops.where(other, losses, 0), axis=-1) / classes, reduction)
 
 
+@real_only
 @in_float32
 def multilabel_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
     """The sum over labels i and other classes j of ``max(0, 1 - (x[i] - x[j])) / c``.
@@ -157,6 +162,7 @@ def multilabel_margin_loss(input: TensorLike, target: TensorLike, reduction: str
     return reduced(op, ops.sum(losses, axis=(-2, -1)) / classes, reduction)
 
 
+@real_only
 @in_float32
 def hinge(x: TensorLike, t: TensorLike, norm: str = "L1", reduce: str = "mean") -> Tensor:
     """``max(0, 1 - s * x)``, s being 1 at the label and -1 elsewhere, or its square for "L2" (Chainer).
@@ -175,6 +181,7 @@ def hinge(x: TensorLike, t: TensorLike, norm: str = "L1", reduce: str = "mean") 
     return reduced("hinge", losses, chainers(reduce))
 
 
+@real_only
 @in_float32
 def contrastive(x0: TensorLike, x1: TensorLike, y: TensorLike, margin: float = 1.0, reduce: str = "mean") -> Tensor:
     """``(y * d**2 + (1 - y) * max(0, margin - d)**2) / 2`` for the distance d of each row (Hadsell et al., 2006).
@@ -196,6 +203,7 @@ def _half_squares(op: str, covariance: Tensor, reduce: str) -> Tensor:
     return covariance if reduce == "no" else 0.5 * ops.sum(ops.square(covariance))
 
 
+@real_only
 def cross_covariance(y: TensorLike, z: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     """Half the sum of squares of the covariances of y's and z's columns, (n, k) and (n, m); "no": these (k, m)
     (Cheung et al., arXiv 1412.6583; Chainer).  Raises ShapeError, TapegradError.
@@ -207,6 +215,7 @@ def cross_covariance(y: TensorLike, z: TensorLike, reduce: str = "half_squared_s
     return _half_squares("cross_covariance", ops.matmul(centred[0].mT, centred[1]) / len(y), reduce)
 
 
+@real_only
 def decov(h: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     """Half the sum of squares of the covariances of h's columns with each other, (n, k); "no": these (k, k)
     (Cogswell et al., arXiv 1511.06068; Chainer).  Raises ShapeError, TapegradError.
@@ -220,6 +229,7 @@ def decov(h: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     return _half_squares("decov", ops.where(own, 0, covariance), reduce)
 
 
+@real_only
 def discriminative_margin_based_clustering_loss(
     embeddings: TensorLike, labels: TensorLike, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
     alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.001,

@@ -6,9 +6,10 @@ import math
 
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
-from tapegrad.errors import ShapeError
+from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.losses.classification import reduced, same_shape
-from tapegrad.ops.dispatch import in_float32
+from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.elementwise import elementary
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -32,6 +33,7 @@ def _fitting(who: str, weight: TensorLike, losses: Tensor) -> Tensor:
     return w
 
 
+@real_only
 @in_float32
 def mse_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", *, weight: TensorLike | None = None
@@ -45,9 +47,11 @@ def mse_loss(
 
 
 def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
-    """``(x1 - x2)**2`` of each element (Chainer).  Raises ShapeError unless both have one shape."""
-    x, y = same_shape("squared_difference", x1, x2)
-    return ops.square(x - y)
+    """``(x1 - x2)**2`` of each element (Chainer), as :func:`tapegrad.squared_difference`.
+
+    Raises ShapeError unless both have one shape.
+    """
+    return elementary.squared_difference(*same_shape("squared_difference", x1, x2))
 
 
 @in_float32
@@ -59,14 +63,18 @@ def l1_loss(
     return _weighted("l1_loss", ops.abs(x - y), weight, reduction)
 
 
+@real_only
 @in_float32
 def huber_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", delta: float = 1.0, weight: TensorLike | None = None
 ) -> Tensor:
     """``d**2 / 2`` for ``|d| <= delta``, else ``delta * (|d| - delta / 2)``.
 
-    ``weight``: of each, shaped as input; as in PyTorch the mean is not divided by it.  Raises ShapeError.
+    ``weight``: of each, shaped as input; as in PyTorch the mean is not divided by it.
+    Raises ShapeError, TapegradError unless ``delta`` is positive.
     """
+    if not delta > 0:
+        raise TapegradError(f"huber_loss: delta must be positive, got {delta!r}")
     x, y = same_shape("huber_loss", input, target)
     d = x - y
     near = ops.clip(d, -delta, delta)  # not |d|: its second derivative at 0 would be lost
@@ -77,14 +85,21 @@ def huber_loss(
     return reduced("huber_loss", losses * w, reduction)
 
 
+@real_only
 @in_float32
 def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.  Raises ShapeError."""
+    """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.
+
+    Raises ShapeError, TapegradError for a negative ``beta``.
+    """
+    if not beta >= 0:
+        raise TapegradError(f"smooth_l1_loss: beta must not be negative, got {beta!r}")
     if beta == 0:
         return l1_loss(input, target, reduction)
     return huber_loss(input, target, reduction, delta=beta) / beta
 
 
+@real_only
 @in_float32
 def poisson_nll_loss(
     input: TensorLike, target: TensorLike, log_input: bool = True, full: bool = False, eps: float = 1e-8,
@@ -103,6 +118,7 @@ def poisson_nll_loss(
     return reduced("poisson_nll_loss", loss, reduction)
 
 
+@real_only
 @in_float32
 def gaussian_nll_loss(
     input: TensorLike, target: TensorLike, var: TensorLike, full: bool = False, eps: float = 1e-6,
@@ -125,6 +141,7 @@ def gaussian_nll_loss(
     return reduced("gaussian_nll_loss", loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)
 
 
+@real_only
 @in_float32
 def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
     """``softplus(y) - x * y``: of outcomes x (0 or 1) for log-odds y (Chainer).  Raises ShapeError, TapegradError."""
@@ -132,6 +149,7 @@ def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
     return reduced("bernoulli_nll", ops.softplus(b) - a * b, chainers(reduce))
 
 
+@real_only
 @in_float32
 def gaussian_kl_divergence(mean: TensorLike, ln_var: TensorLike, reduce: str = "sum") -> Tensor:
     """``(mean**2 + exp(ln_var) - ln_var - 1) / 2``: from N(mean, exp(ln_var)) to N(0, 1) (Chainer).

@@ -13,11 +13,13 @@ from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.losses.classification import at_label, reduced
 from tapegrad.nn.losses.regression import chainers
+from tapegrad.ops.dispatch import real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argmax_crf1d", "crf1d", "ctc_loss"]
 
 
+@real_only
 def ctc_loss(
     log_probs: TensorLike, targets: TensorLike, input_lengths: TensorLike, target_lengths: TensorLike, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
@@ -129,6 +131,7 @@ def _chain(op: str, cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor,
     return c, steps
 
 
+@real_only
 def crf1d(cost: TensorLike, xs: Sequence[TensorLike], ys: Sequence[TensorLike], reduce: str = "mean") -> Tensor:
     """``-log`` of the probability of label sequences in a linear chain (Lafferty et al., 2001; Chainer).
 
@@ -153,6 +156,7 @@ def crf1d(cost: TensorLike, xs: Sequence[TensorLike], ys: Sequence[TensorLike], 
     return reduced("crf1d", losses, chainers(reduce))
 
 
+@real_only
 def argmax_crf1d(cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor, list[Tensor]]:
     """The largest score of a label sequence in a linear chain, (batch,), and for each step its labels (Viterbi, 1967).
 

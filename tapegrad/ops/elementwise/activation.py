@@ -7,6 +7,7 @@ In half types each function is computed in float32 and rounded once, and so is e
 from __future__ import annotations
 
 from tapegrad.core.primitive import Primitive, Sample, elementwise, general
+from tapegrad.core.state import unrecorded
 from tapegrad.device.dtypes import in_float
 from tapegrad.device.numerics import special
 from tapegrad.device.types import Array, Namespace
@@ -15,7 +16,9 @@ from tapegrad.ops.apply import barrier, same_params
 from tapegrad.ops.dispatch import curve, in_float32, infer_real, infer_same, no_bool, promote, real_float, unary
 from tapegrad.ops.elementwise import _erf
 from tapegrad.ops.elementwise.arithmetic import abs, maximum, minimum, reciprocal, square
-from tapegrad.ops.elementwise.exponential import exp, expm1
+from tapegrad.ops.elementwise.comparison import round
+from tapegrad.ops.elementwise.complex import imag, real
+from tapegrad.ops.elementwise.exponential import exp, expm1, log1p
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.elementwise.sigmoid import logistic, run_sigmoid, sigmoid
 from tapegrad.tensor import Tensor, TensorLike
@@ -23,6 +26,7 @@ from tapegrad.tensor import Tensor, TensorLike
 _TWO_OVER_SQRT_PI = 1.1283791670955126
 _ROOT_OVER_TWO_PI = 0.3989422804014327
 _GELU_A, _GELU_B = 1.5957691216057308, 0.07135481627260025  # sqrt(8 / pi), and 0.044715 times that
+_TURN = 6.283185307179586
 _FAR = 800.0  # beyond it e**-x is 0 in every dtype
 
 
@@ -102,10 +106,22 @@ def _run_softplus(xp: Namespace, out: Array, x: Array) -> None:
     xp.maximum(out, x, out=out)
 
 
-softplus = curve(
+_real_softplus = curve(
     "softplus", lambda x: logistic(x), run=_run_softplus, cxx="tg_softplus({x})", domain=(-4.0, 4.0),
-    doc="``log(1 + exp(x))``, without overflow.",
+    infer=infer_real("softplus"), to=real_float("softplus"), doc="``log(1 + exp(x))``, without overflow.",
 )  # fmt: skip
+
+
+def softplus(x: TensorLike) -> Tensor:
+    """Return ``log(1 + exp(x))``, without overflow; of complex numbers the principal value."""
+    x = _floating("softplus", x)
+    if x.dtype.kind != "c":
+        return _real_softplus(x)
+    right = real(x) > 0
+    result = where(right, x, 0) + log1p(exp(where(right, -x, x)))
+    turns = unrecorded(lambda: round(imag(result) / _TURN))
+    return result - 1j * (turns * _TURN)
+
 
 relu_p = elementwise(
     "relu",
@@ -117,7 +133,7 @@ relu_p = elementwise(
     cxx="tg_max({x}, {type}(0))",
     doc="``max(x, 0)``; the gradient at 0 is 0.  Its rule reads the result, which the next layer keeps anyway.",
 )
-relu = unary(relu_p, no_bool("relu"))
+relu = unary(relu_p, no_bool("relu", ordered=True))
 
 _real_erf = curve(
     "erf", lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI, run=_erf.erf, infer=infer_real("erf"), to=real_float("erf"),
@@ -147,7 +163,7 @@ def _complex_error_function(name: str, sign: float) -> Primitive:
 _complex_erf, _complex_erfc = _complex_error_function("erf", 1.0), _complex_error_function("erfc", -1.0)
 
 
-def erf(x: TensorLike, /) -> Tensor:
+def erf(x: TensorLike) -> Tensor:
     """Return the error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.
 
     Complex numbers are computed by SciPy (on the host, also for a GPU's).
@@ -156,7 +172,7 @@ def erf(x: TensorLike, /) -> Tensor:
     return barrier(_complex_erf, x) if x.dtype.kind == "c" else _real_erf(x)
 
 
-def erfc(x: TensorLike, /) -> Tensor:
+def erfc(x: TensorLike) -> Tensor:
     """Return ``1 - erf(x)``, precise for large ``x``; of complex numbers as :func:`erf`."""
     x = _floating("erfc", x)
     return barrier(_complex_erfc, x) if x.dtype.kind == "c" else _real_erfc(x)
@@ -234,14 +250,14 @@ def silu(input: TensorLike) -> Tensor:
 @in_float32
 def leaky_relu(x: TensorLike, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``; the gradient at 0 is ``negative_slope``."""
-    x = _floating("leaky_relu", x)
+    (x,) = promote("leaky_relu", (x,), real_float("leaky_relu"))
     return where(x > 0, x, negative_slope * x)
 
 
 @in_float32
 def elu(x: TensorLike, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x) - 1)``; the gradient at 0 is ``alpha``."""
-    x = _floating("elu", x)
+    (x,) = promote("elu", (x,), real_float("elu"))
     return where(x > 0, x, alpha * expm1(minimum(x, 0)))
 
 

@@ -33,10 +33,11 @@ from tapegrad.ops.elementwise.arithmetic import (
 )
 from tapegrad.ops.elementwise.comparison import equal, isfinite, isinf, isnan, less, signbit, trunc
 from tapegrad.ops.elementwise.comparison import round as round_even
-from tapegrad.ops.elementwise.complex import imag, real
+from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.complex_parts import complex_of
-from tapegrad.ops.elementwise.exponential import below, exp2, power
+from tapegrad.ops.elementwise.exponential import difference, power
 from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.sigmoid import logistic
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
@@ -46,6 +47,8 @@ __all__ = [
     "nextafter", "rsqrt", "squared_difference",
 ]  # fmt: skip
 
+_LN2 = 0.6931471805599453
+
 cbrt = curve(
     "cbrt", lambda out: reciprocal(3 * out * out), to=real_float("cbrt"), domain=(0.3, 3.0),
     doc="Cube root, negative for a negative number; the gradient at 0 is inf.",
@@ -53,11 +56,11 @@ cbrt = curve(
 
 logaddexp2 = of_two(
     "logaddexp2",
-    [lambda out, x: exp2(below(x, out)), lambda out, y: exp2(below(y, out))],
+    [lambda x, y: logistic(_LN2 * difference(x, y)), lambda x, y: logistic(_LN2 * difference(y, x))],
     exact=False,
     costly=True,
     cxx="tg_logaddexp({x} * {type}(0.6931471805599453), {y} * {type}(0.6931471805599453)) * {type}(1.4426950408889634)",
-    doc="``log2(2**x + 2**y)`` without overflow.",
+    doc="``log2(2**x + 2**y)`` without overflow.  Equal operands share the gradient, two of -inf or inf as well.",
     to=real_float("logaddexp2"),
 )
 
@@ -185,8 +188,9 @@ def rsqrt(x: TensorLike) -> Tensor:
 
 @in_float32
 def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
-    """``(x1 - x2) ** 2`` (TensorFlow's ``squared_difference``)."""
-    return arithmetic.square(arithmetic.subtract(x1, x2))
+    """Return ``(x1 - x2) ** 2``; of complex numbers ``(x1 - x2) * conj(x1 - x2)`` (TensorFlow's)."""
+    gap = arithmetic.subtract(x1, x2)
+    return gap * conj(gap) if gap.dtype.kind == "c" else arithmetic.square(gap)
 
 
 @in_float32

@@ -10,6 +10,7 @@ from tapegrad.ops.dispatch import SCALARS, curve, no_bool, of_two, real_float
 from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.sigmoid import logistic
 from tapegrad.tensor import Tensor, TensorLike
 
 exp = curve("exp", lambda out: out, widens=False, doc="``e ** x``.")
@@ -21,19 +22,20 @@ log10 = curve("log10", lambda x: 0.4342944819032518 / x, domain=(0.2, 3.0), doc=
 log1p = curve("log1p", lambda x: reciprocal(1 + x), domain=(-0.5, 2.0), doc="``log(1 + x)``, precise near 0.")
 
 
-def below(x: Tensor, out: Tensor) -> Tensor:
-    """``x - out``, and 0 where both are the same infinity."""
-    same = equal(x, out)
-    return where(same, 0, x) - where(same, 0, out)
+def difference(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``x - y``, and 0 where both are the same infinity."""
+    same = equal(x, y)
+    return where(same, 0, x) - where(same, 0, y)
 
 
 logaddexp = of_two(
     "logaddexp",
-    [lambda out, x: exp(below(x, out)), lambda out, y: exp(below(y, out))],
+    # The softmax of both operands, of their difference: where they are large, `exp(x - out)` has no digits left.
+    [lambda x, y: logistic(difference(x, y)), lambda x, y: logistic(difference(y, x))],
     exact=False,
     costly=True,
     cxx="tg_logaddexp({x}, {y})",
-    doc="``log(exp(x) + exp(y))`` without overflow.",
+    doc="``log(exp(x) + exp(y))`` without overflow.  Equal operands share the gradient, two of -inf or inf as well.",
     to=real_float("logaddexp"),
 )
 

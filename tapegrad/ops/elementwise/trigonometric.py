@@ -29,7 +29,7 @@ sinh: Unary = curve("sinh", lambda x: cosh(x), doc="Hyperbolic sine.")
 cosh: Unary = curve("cosh", lambda x: sinh(x), doc="Hyperbolic cosine.")
 asinh = curve("asinh", lambda x: reciprocal(sqrt(1 + square(x))), ufunc="arcsinh", doc="Inverse hyperbolic sine.")
 acosh = curve(
-    "acosh", lambda x: reciprocal(sqrt(square(x) - 1)), ufunc="arccosh", domain=(1.2, 3.0),
+    "acosh", lambda x: reciprocal(sqrt(x - 1) * sqrt(x + 1)), ufunc="arccosh", domain=(1.2, 3.0),
     doc="Inverse hyperbolic cosine.",
 )  # fmt: skip
 atanh = curve(

@@ -273,6 +273,8 @@ def one_hot(indices: TensorLike, depth: int, *, axis: int = -1, dtype: DTypeLike
     places = tensor("one_hot", indices)
     if not dtypes.is_integer(places.dtype):
         raise IndexingError(f"one_hot: indices must be integers, got {places.dtype}")
+    if dtypes.iinfo(places.dtype).max < depth or places.dtype.kind == "u":
+        places = cast(places, dtypes.int64)
     a = normalize_axis("one_hot", axis, places.ndim + 1)
     hot = equal(reshape(places, (*places.shape, 1)), arange(depth, dtype=places.dtype, device=places.device))
     return moveaxis(cast(hot, dtypes.asdtype(dtype)), -1, a)

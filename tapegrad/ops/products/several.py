@@ -16,6 +16,7 @@ from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import cast, in_float32, own, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import abs, multiply, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
+from tapegrad.ops.elementwise.complex import imag, real
 from tapegrad.ops.elementwise.exponential import power
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.indexing import take
@@ -172,11 +173,14 @@ def unfold(input: TensorLike, dimension: int, size: int, step: int = 1) -> Tenso
 
 
 def sum_to(x: TensorLike, shape: Sequence[int]) -> Tensor:
-    """The sum of ``x`` over what broadcasting to it from ``shape`` would repeat.  Raises ShapeError."""
+    """Return the sum of ``x`` over what broadcasting to it from ``shape`` would repeat, in the dtype of :func:`sum`.
+
+    Raises ShapeError.
+    """
     t = tensor("sum_to", x)
     if broadcast_shapes("sum_to", t.shape, tuple(shape)) != t.shape:
         raise ShapeError(f"sum_to: {tuple(shape)} does not broadcast to {t.shape}")
-    return own(summed_to(t, tuple(shape)), t)
+    return own(summed_to(cast(t, dtypes.sum_dtype(t.dtype)), tuple(shape)), t)
 
 
 def batch_l2_norm_squared(x: TensorLike) -> Tensor:
@@ -193,10 +197,15 @@ def _norm(gap: Tensor, p: float, axis: Axis, keepdims: bool = False) -> Tensor:
         size = abs(gap)
         return max(size, axis=axis, keepdims=keepdims) if gap.size else sum(size, axis=axis, keepdims=keepdims)
     if p == 0:
-        return sum(cast(not_equal(gap, 0), gap.dtype) + gap * 0, axis=axis, keepdims=keepdims)
+        differs = not_equal(gap, 0)
+        gap = abs(gap)
+        return sum(cast(differs, gap.dtype) + gap * 0, axis=axis, keepdims=keepdims)
     if p == 1:
         return sum(abs(gap), axis=axis, keepdims=keepdims)
-    size = square(gap) if p == 2 else abs(gap)
+    if gap.dtype.kind == "c" and p == 2:
+        size = square(real(gap)) + square(imag(gap))
+    else:
+        size = square(gap) if p == 2 else abs(gap)
     nothing = unrecorded(equal, gap, 0)
     powers = size if p == 2 else where(nothing, 0, power(where(nothing, 1, size), p))
     total = sum(powers, axis=axis, keepdims=keepdims)

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from tapegrad.core.aval import normalize_axes
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import dtypes
-from tapegrad.errors import ShapeError, TapegradError
+from tapegrad.errors import DomainError, DTypeError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import full_like
 from tapegrad.ops.dispatch import cast, precise, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import clip, divide, multiply, sqrt, subtract
-from tapegrad.ops.elementwise.comparison import equal
+from tapegrad.ops.elementwise.comparison import equal, floor, less, not_equal
 from tapegrad.ops.elementwise.complex import conj, imag, real
 from tapegrad.ops.elementwise.complex_parts import complex_of
-from tapegrad.ops.index.bounds import every
+from tapegrad.ops.index.bounds import every, require
 from tapegrad.ops.products.products import matmul
 from tapegrad.ops.reduce.reductions import Axis, max, mean, min, std, sum, var
 from tapegrad.ops.reduce.reductions import any as any_of
@@ -121,14 +121,23 @@ def _samples(m: TensorLike, y: TensorLike | None, rowvar: bool, dtype: DTypeLike
     return rows[0] if y is None or not rows[0].shape[0] else concat(rows, axis=0)
 
 
+def _refuse(name: str, wrong: Tensor, error: Exception) -> None:
+    """Raises ``error`` where an element is ``wrong``."""
+    require(unrecorded(cast, wrong, dtypes.int32), 0, 0, ("cov", name, str(error)), lambda *_: error)
+
+
 def _one_weight(fweights: TensorLike | None, aweights: TensorLike | None, x: Tensor) -> Tensor | None:
     """The weights of the observations multiplied."""
     w = None
-    for factor in (fweights, aweights):
+    for name, factor in (("fweights", fweights), ("aweights", aweights)):
         if factor is not None:
             (v,) = promote("cov", (precise("cov", factor, x),), lambda d: dtypes.float64)
             if v.shape != x.shape[1:]:
                 raise ShapeError(f"cov: weights of shape {v.shape} for {x.shape[1]} observations")
+            if name == "fweights":
+                error = DTypeError("cov: fweights count observations, so they must be integers; use aweights")
+                _refuse(name, not_equal(v, floor(v)), error)
+            _refuse(name, less(v, 0), DomainError(f"cov: {name} must not be negative"))
             w = v if w is None else w * v
     return w
 
@@ -141,7 +150,8 @@ def cov(
 
     Divided by ``N - 1``, with ``bias`` by ``N``, with ``ddof`` by ``N - ddof``; fweights, aweights: how often, and how
     heavily, each observation counts.  Computed in float64 at least unless ``dtype`` says otherwise; 0-d for one
-    variable.  Raises ShapeError.
+    variable.  Raises ShapeError, DTypeError for fweights that are no whole numbers, DomainError for negative weights
+    (on a GPU when the host next waits for it).
     """
     x = _samples(m, y, rowvar, dtype)
     if not x.shape[0]:

@@ -151,13 +151,15 @@ def cumprod(a: TensorLike, axis: int | None = None, dtype: DTypeLike | None = No
 def diff(
     a: TensorLike, n: int = 1, axis: int = -1, prepend: TensorLike | None = None, append: TensorLike | None = None
 ) -> Tensor:
-    """Differences of neighbours along ``axis``, taken ``n`` times.  Raises AxisError, ShapeError."""
+    """Return the differences of neighbours along ``axis``, taken ``n`` times; for ``n=0`` ``a``, without what is put
+    before and after it.  Raises AxisError, ShapeError.
+    """
     a = given = tensor("diff", a)
     dim = normalize_axis("diff", axis, a.ndim)
     if n < 0:
         raise ShapeError(f"diff: n={n}; differences are taken 0 times or more")
     around = [tensor("diff", part, a) for part in (prepend, append) if part is not None]
-    if around:
+    if around and n:
         around = [broadcast_to(part, _first_shape(a, dim)) if not part.ndim else part for part in around]
         a = concat([*around[: prepend is not None], a, *around[prepend is not None :]], axis=dim)
     for _ in range(min(n, a.shape[dim])):

@@ -28,9 +28,9 @@ __all__ = [
 
 
 def _filled(op: str, x: TensorLike, value: float) -> tuple[Tensor, Tensor | None]:
-    """``x`` with ``value`` in place of NaN, and where NaN was (None: ``x`` holds integers)."""
+    """``x`` with ``value`` in place of NaN, and where NaN was (None: nowhere, ``x`` holds integers or nothing)."""
     x = tensor(op, x)
-    if not dtypes.is_inexact(x.dtype):
+    if not dtypes.is_inexact(x.dtype) or not x.size:
         return x, None
     gone = isnan(x)
     return where(gone, value, x), gone
@@ -206,4 +206,7 @@ def nanstd(
 
     Raises AxisError, and ShapeError and DTypeError for ``where``.
     """
-    return root_of_squares(nanvar(a, axis, ddof, keepdims, correction=correction, where=where))
+    x, less = _holed("nanstd", a, where), ddof if correction is None else correction
+    if not tensor("nanstd", x).size:
+        return reductions.std(x, axis=axis, correction=less, keepdims=keepdims)
+    return root_of_squares(_nanvar(x, axis, less, keepdims))

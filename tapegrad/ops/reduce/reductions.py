@@ -14,7 +14,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
 from tapegrad.engine.evaluate import waiting
 from tapegrad.errors import ShapeError
-from tapegrad.ops.create.creation import ones, ones_like, zeros
+from tapegrad.ops.create.creation import ones, ones_like
 from tapegrad.ops.dispatch import barrier, cast, in_float32, ordered, tensor
 from tapegrad.ops.elementwise.arithmetic import (
     add,
@@ -93,8 +93,16 @@ def mean(
 
 @in_float32
 def _mean(x: Tensor, axes: tuple[int, ...], keepdims: bool, mask: Tensor | None = None) -> Tensor:
+    if not x.size:
+        return of_nothing(x, axes, keepdims, math.nan)
     count = _count(x, axes, keepdims, mask, 0)
     return waiting(x._buffer.node.aval, lambda: sum(x, axis=axes, keepdims=keepdims) / count)
+
+
+def of_nothing(x: Tensor, axes: tuple[int, ...], keepdims: bool, value: float) -> Tensor:
+    """Return ``value`` for each reduction of no elements; it depends on ``x`` with derivative 0, not 0 / 0."""
+    constant = value if x.dtype.kind != "c" else complex(value, value if math.isnan(value) else 0)
+    return sum(x, axis=axes, keepdims=keepdims) + constant
 
 
 def _count(x: Tensor, axes: tuple[int, ...], keepdims: bool, mask: Tensor | None, correction: float) -> Tensor | float:
@@ -315,6 +323,8 @@ def var(
 
 @in_float32
 def _var(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, mask: Tensor | None = None) -> Tensor:
+    if not x.size:
+        return of_nothing(real(x), axes, keepdims, math.nan)
     deviation = masked("var", subtract(x, mean(x, axis=axes, keepdims=True, where=mask)), mask, 0)
     squares, number = squared_size(deviation), _count(x, axes, keepdims, mask, correction)
     return waiting(x._buffer.node.aval, lambda: sum(squares, axis=axes, keepdims=keepdims) / number)
@@ -335,6 +345,8 @@ def std(
 
 @in_float32
 def _std(x: Tensor, axes: tuple[int, ...], correction: float, keepdims: bool, mask: Tensor | None = None) -> Tensor:
+    if not x.size:
+        return of_nothing(real(x), axes, keepdims, math.nan)
     return root_of_squares(_var(x, axes, correction, keepdims, mask))
 
 
@@ -348,10 +360,10 @@ def logsumexp(x: TensorLike, axis: Axis = None, *, keepdims: bool = False) -> Te
     x = tensor("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, x.ndim)
     x = cast(x, dtypes.in_float(x.dtype))
+    if not x.size:
+        return of_nothing(x, axes, keepdims, -math.inf)
 
     def shift() -> Tensor:
-        if not math.prod(x.shape[a] for a in axes):
-            return zeros(kept_shape(x.shape, axes), dtype=x.dtype, device=x.device)
         most = max(real(x), axis=axes, keepdims=True)
         return where(isfinite(most), most, 0)
 

@@ -15,7 +15,7 @@ from tapegrad.errors import DTypeError, IndexingError, ShapeError, TapegradError
 from tapegrad.ops.create.creation import arange, ones, zeros
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import divide, maximum, multiply
-from tapegrad.ops.elementwise.comparison import equal, logical_or
+from tapegrad.ops.elementwise.comparison import equal, floor, logical_or
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.bounds import checked, every
 from tapegrad.ops.index.indexing import scatter_add_p, take_p
@@ -202,7 +202,8 @@ def index_reduce(
 
     reduce: ``prod``, ``mean``, ``amax`` or ``amin``; include_self: whether the slice of ``input`` itself counts (one
     that no index names stays as it is).  Ties of ``amax`` and ``amin`` share the gradient equally; that of ``prod`` is
-    right at zeros.  PyTorch's ``index_reduce``.  Raises ShapeError, AxisError, IndexingError.
+    right at zeros.  The mean of integers is rounded down.  PyTorch's ``index_reduce``.  Raises ShapeError, AxisError,
+    IndexingError.
     """
     reductions = {"prod": segment_prod, "mean": segment_mean, "amax": segment_max, "amin": segment_min}
     if reduce not in reductions:
@@ -214,7 +215,8 @@ def index_reduce(
         reduced = reductions[reduce](concat([x, y], axis=0), concat([own, places], axis=0), n)
     else:
         reduced = where(_named(places, n, x), reductions[reduce](y, places, n), x)
-    return moveaxis(cast(reduced, x.dtype), 0, a)
+    whole = reduced if dtypes.is_inexact(x.dtype) else floor(reduced)
+    return moveaxis(cast(whole, x.dtype), 0, a)
 
 
 def scatter_reduce(

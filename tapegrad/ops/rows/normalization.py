@@ -11,14 +11,14 @@ from math import prod
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
-from tapegrad.device.dtypes import accumulator, in_float
+from tapegrad.device.dtypes import accumulator
 from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.engine.work import Call
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, all_but, for_all
 from tapegrad.ops.apply import remembered, same_params
 from tapegrad.ops.create.creation import full, zeros_like
-from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.dispatch import barrier, promote, real_float
 from tapegrad.ops.elementwise.arithmetic import reciprocal, sqrt, square
 from tapegrad.ops.reduce.reductions import mean
 from tapegrad.ops.rows import _cuda_rows
@@ -110,7 +110,7 @@ def layer_norm(x: TensorLike, gamma: TensorLike, beta: TensorLike, *, eps: float
 
     x: ``(..., k)``; gamma and beta: ``(k,)``.  Raises ShapeError.
     """
-    return barrier(layer_norm_p, *promote("layer_norm", (x, gamma, beta), in_float), eps=eps)
+    return barrier(layer_norm_p, *promote("layer_norm", (x, gamma, beta), real_float("layer_norm")), eps=eps)
 
 
 def _sum_rows(x: Tensor, aval: ShapedArray) -> Tensor:

@@ -109,3 +109,15 @@ def test_segments_and_losses_of_labels_are_predicted():
         lambda x: tg.average(x, weights=x),
     ):
         assert tg.memory.predict_peak(tg.vjp, f, x).peak_bytes > x.nbytes
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
+def test_means_of_integers_round_down(dtype: str, include_self: bool) -> None:
+    x, source = np.array([3, -3, 4], dtype), np.array([-4, -4, 7, -8], dtype)
+    index = np.array([0, 1, 2, 2])
+    expected = [-1, -4, 1] if include_self else [-4, -4, -1]  # PyTorch 2.13
+    for f in (tg.index_reduce, tg.scatter_reduce):
+        result = f(x, 0, index, source, "mean", include_self=include_self)
+        assert result.dtype == dtype
+        np.testing.assert_array_equal(result, expected)
