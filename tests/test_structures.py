@@ -125,7 +125,9 @@ def test_each_kind_through_everything(kind: str) -> None:
             loss = total(s)
         check(s, make, 2 * X, 3 * X)
         np.testing.assert_allclose(tape.gradient(loss, x), 12 * X)
-    with tg.GradientTape(persistent=True) as tape:
+    if kind == "nested":  # a tape's sources are tensors alone
+        return
+    with tg.GradientTape() as tape:
         sources = make(tg.asarray(X), tg.asarray(X))
         tape.watch(sources)
         y = total(sources)
