@@ -20,6 +20,7 @@ from tapegrad.linalg.singular import svdvals
 from tapegrad.ops import (
     abs,
     broadcast_to,
+    equal,
     greater,
     max,
     maximum,
@@ -33,6 +34,8 @@ from tapegrad.ops import (
     zeros,
 )
 from tapegrad.ops.dispatch import barrier, cast, promote, tensor
+from tapegrad.ops.index.bounds import every
+from tapegrad.ops.reduce.reductions import all as all_of
 from tapegrad.ops.reduce.reductions import any as any_of
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -192,8 +195,9 @@ def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> Lsts
 
     a: ``(m, n)``; b: ``(m,)`` or ``(m, k)``; rcond: singular values of at most this fraction of the largest count as 0
     (None: the rounding error of the dtype times the larger dimension, -1: that of the dtype).  The residuals are
-    empty unless ``m > n`` and the rank is ``n``, so where ``m > n`` the rank is evaluated.  Gradients, of the solution
-    and of the residuals, take the rank for constant.  Raises ShapeError, LinAlgError.
+    empty unless ``m > n`` and the rank is ``n`` (under ``vmap``, that of all matrices), so where ``m > n`` the rank is
+    evaluated.  Gradients, of the solution and of the residuals, take the rank for constant.  Raises ShapeError,
+    LinAlgError.
     """
     a, b = promote("lstsq", (a, b), to=floating)
     if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:
@@ -206,8 +210,9 @@ def lstsq(a: TensorLike, b: TensorLike, rcond: TensorLike | None = None) -> Lsts
     x = barrier(lstsq_p, a, right, rcond=share)
     s = svdvals(a)
     rank = matrix_rank(a, rtol=share)
-    if m > n and thread.executor.decided(lambda: int(rank) == n, True):
-        residuals = sum(square(abs(right - a @ x)), axis=-2)
-    else:
-        residuals = zeros((0,), dtype=s.dtype, device=a.device)
+    residuals = zeros((0,), dtype=s.dtype, device=a.device)
+    if m > n:
+        full = unrecorded(lambda: all_of(equal(every(rank), n)))
+        if thread.executor.decided(lambda: bool(full), True):
+            residuals = sum(square(abs(right - a @ x)), axis=-2)
     return LstsqResult(squeeze(x, -1) if vector else x, residuals, rank, s)

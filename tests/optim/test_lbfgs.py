@@ -230,3 +230,30 @@ def test_within_a_captured_function_it_runs_eagerly() -> None:
         assert f().converged
         np.testing.assert_allclose(v.numpy(), np.zeros(4), atol=1e-7)
     assert f.stats.replays == 0 and "depends on values" in str(f.stats.fallbacks)
+
+
+# torch.optim.LBFGS([x], lr=1, max_iter=n), one step from (-1.2, 1), of PyTorch 2.13.0, by max_iter.
+PYTORCH = {
+    1: [-0.4898550724637681, 1.289855072463768],
+    2: [-0.4898550724637681, 1.289855072463768],
+    3: [-0.8216710990752794, 1.0682753957715367],
+    4: [-0.9253632377854821, 1.0207786998275232],
+    5: [-0.9679198110961271, 1.0040193895843792],
+}
+
+
+@pytest.mark.parametrize("max_iter", PYTORCH)
+def test_short_searches_are_pytorchs(max_iter: int) -> None:
+    v = tg.Variable([-1.2, 1.0], dtype="float64")
+    optim.LBFGS(max_iter=max_iter, line_search=None).minimize(lambda: rosenbrock(v), [v])
+    np.testing.assert_allclose(v.numpy(), PYTORCH[max_iter], rtol=1e-12)
+
+
+@pytest.mark.parametrize("line_search", ["strong_wolfe", None])
+@pytest.mark.parametrize("max_eval", [None, 1])
+def test_one_iteration_moves(line_search: str | None, max_eval: int | None) -> None:
+    v = tg.Variable([-1.2, 1.0], dtype="float64")
+    optimizer = optim.LBFGS(max_iter=1, max_eval=max_eval, line_search=line_search)
+    end = optimizer.minimize(lambda: tg.sum(v * v), [v])
+    assert end.iterations == 1
+    assert end.loss == float(tg.sum(v * v)) < 2.44

@@ -1,19 +1,20 @@
 """Two tiers: some stored states lie in memory, some on disk.
 
-``multistage`` takes the schedule of ``revolve`` for all of them, so the number of steps is the least possible, and
-puts on disk the places that are written and read least often (Stumm and Walther, "MultiStage approaches for optimal
-offline checkpointing", SIAM J. Sci. Comput. 31 (2009)).  ``hierarchical`` weighs writing and reading against steps
-(Herrmann and Pallez, "H-Revolve: a framework for adjoint computation on synchronous hierarchical platforms", ACM TOMS
-46 (2020)): states on disk cut the chain into stretches, each of which is reversed with all of the memory.
+``multistage`` takes the schedule of ``revolve`` for all of them, so the number of steps is the least possible, leaves
+out states that are not read, and puts on disk the places that are written and read least often (Stumm and Walther,
+"MultiStage approaches for optimal offline checkpointing", SIAM J. Sci. Comput. 31 (2009)).  ``hierarchical`` weighs
+writing and reading against steps (Herrmann and Pallez, "H-Revolve: a framework for adjoint computation on synchronous
+hierarchical platforms", ACM TOMS 46 (2020)): states on disk cut the chain into stretches, each of which is reversed
+with all of the memory.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import add
 
-from tapegrad.memory.schedules.actions import DISK, RAM, Action, Advance, Drop, Restore, Store
+from tapegrad.memory.schedules.actions import DISK, RAM, Action, Advance, Drop, Restore, Store, Tape
 from tapegrad.memory.schedules.revolve import extra_steps, reverse_segment, revolve
 
 
@@ -31,10 +32,29 @@ def multistage(n: int, ram: int, disk: int) -> Iterator[Action]:
         yield Store(action.step, RAM if level in often else DISK) if isinstance(action, Store) else action
 
 
+def _restored(actions: Iterable[Action]) -> Iterator[Action]:
+    """The actions, without those that store a state which is taped at once and never restored."""
+    store: Store | None = None
+    unread: set[int] = set()
+    for action in actions:
+        if store is not None:
+            if isinstance(action, Tape):
+                unread.add(store.step)
+            else:
+                yield store
+            store = None
+        if isinstance(action, Store):
+            store = action
+        elif isinstance(action, Drop) and action.step in unread:
+            unread.remove(action.step)
+        else:
+            yield action
+
+
 def _places(n: int, c: int, every: bool = False) -> Iterator[tuple[Action, int]]:
     """The actions of revolve that write or read a level in the stack of stored states, with it (or all actions)."""
     stack: list[int] = []
-    for action in revolve(n, c):
+    for action in _restored(revolve(n, c)):
         if isinstance(action, Store):
             stack.append(action.step)
             yield action, len(stack) - 1

@@ -44,11 +44,17 @@ def extra_steps(l: int, c: int) -> int:  # noqa: E741
 def split(l: int, c: int) -> int:  # noqa: E741
     """How far to advance before the next state is stored; ``l >= 2``, ``c >= 2`` with the one just stored.
 
-    Optimal is every ``j`` with ``beta(c, r-2) <= j <= beta(c, r-1)`` and ``beta(c-1, r-1) <= l-j <= beta(c-1, r)``; the
-    largest of them stores the fewest states.
+    Optimal is every ``j`` with ``beta(c, r-2) <= j <= beta(c, r-1)`` and ``beta(c-1, r-1) <= l-j <= beta(c-1, r)``
+    (Griewank and Walther, figure 4).  Of them this one stores the fewest states that are read: those from which a step
+    is taped at once are not.
     """
+    c = min(c, l - 1)
+    if c < 2:
+        return l - 1
     r = repetitions(l, c)
-    return min(beta(c, r - 1), l - max(1, beta(c - 1, r - 1)))
+    rest = beta(c - 1, r - 1)
+    few = min(l - rest, beta(c, r - 2) + beta(c - 1, r - 2))
+    return max(few, min(l - rest - beta(c - 2, r - 1), beta(c, r - 1)))
 
 
 def revolve(n: int, c: int) -> Iterator[Action]:

@@ -51,9 +51,10 @@ class LBFGS(Optimizer):
     ``history_size`` pairs of steps and changes of the gradient are kept, as state with two slots each, and used by
     later calls: ``forget(variables)`` where the loss has changed.  Prefer float64: pairs are small differences.
 
-    A call of ``minimize`` ends after ``max_iter`` iterations or ``max_eval`` evaluations (by default 1.25 times as
-    many), or when no entry of the gradient is larger than ``tolerance_grad``, or no entry of a step or the change of
-    the loss than ``tolerance_change``; names and defaults are PyTorch's, but for the line search, which is on.
+    A call of ``minimize`` ends after ``max_iter`` iterations, or ``max_eval`` evaluations (by default 1.25 times as
+    many; the first iteration is always made), or when no entry of the gradient is larger than ``tolerance_grad``, or
+    no entry of a step or the change of the loss than ``tolerance_change``; names and defaults are PyTorch's, but for
+    the line search, which is on.
 
     Raises TapegradError for hyperparameters out of range.
     """
@@ -136,7 +137,7 @@ class _Search:
             raise GradientError(f"{by}: the loss is {now.loss} where the search begins")
         if now.largest <= by.tolerance_grad:
             return Minimum(now.loss, now.largest, 0, self.evaluations, True, "the gradient is within tolerance_grad")
-        while stop is None and done < by.max_iter and self.evaluations < by.max_eval:
+        while stop is None and done < by.max_iter and (not done or self.evaluations < by.max_eval):
             before, starts = now, [_own(v) for v in self.variables]
             try:
                 direction, slope, longest = self._direction(now.gradient)

@@ -125,7 +125,7 @@ def test_multistage_is_revolve_with_the_quiet_places_on_disk(n: int, ram: int, d
 
 def test_the_disk_gets_the_states_that_are_read_least() -> None:
     found = count(multistage(100, 5, 5), 100)
-    assert (found.steps, found.writes, found.reads) == (322, 25, 34)
+    assert (found.steps, found.writes, found.reads) == (322, 15, 34)
     for _, place in enumerate(range(3)):
         other = count(_on_disk(100, 10, set(range(place, place + 5))), 100)
         assert found.writes + found.reads <= other.writes + other.reads
@@ -335,3 +335,64 @@ def test_no_place_at_all_is_an_error(schedule: object) -> None:
 def test_a_wrong_schedule_is_found(wrong: list) -> None:
     with pytest.raises(RecomputeError, match="a schedule is wrong"):
         count(wrong, 2)
+
+
+# Steps, writes to disk and reads from it, by n and the states in memory and on disk: MultistageCheckpointSchedule of
+# checkpoint_schedules 1.0.4 (https://pypi.org/project/checkpoint-schedules/), with its default trajectory.
+MULTISTAGE = {
+    (2, 0, 2): (3, 1, 1),
+    (2, 1, 1): (3, 0, 0),
+    (5, 0, 2): (11, 2, 4),
+    (7, 0, 3): (16, 3, 6),
+    (9, 1, 3): (21, 3, 6),
+    (12, 0, 2): (40, 4, 11),
+    (40, 3, 2): (132, 4, 9),
+    (60, 0, 8): (185, 36, 59),
+    (100, 5, 5): (322, 15, 34),
+    (100, 20, 20): (258, 20, 40),
+    (250, 4, 4): (1030, 20, 53),
+    (250, 8, 8): (829, 36, 80),
+    (250, 20, 20): (708, 90, 110),
+}
+
+
+@pytest.mark.parametrize("case", MULTISTAGE, ids=str)
+def test_multistage_writes_no_more_than_other_implementations(case: tuple[int, int, int]) -> None:
+    counts = count(multistage(*case), case[0])
+    assert (counts.steps, counts.writes, counts.reads) == MULTISTAGE[case]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_multistage_writes_no_state_that_is_not_read(n: int) -> None:
+    for ram, disk in ((0, 1), (1, 1), (0, 7), (2, 4), (3, 50)):
+        unread: set[int] = set()
+        for action in multistage(n, ram, disk):
+            if isinstance(action, Store) and action.where == "disk":
+                unread.add(action.step)
+            elif isinstance(action, Restore):
+                unread.discard(action.step)
+            elif isinstance(action, Drop):
+                assert action.step not in unread
+
+
+@functools.cache
+def _fewest_stores(l: int, c: int) -> int:  # noqa: E741
+    """Of all schedules with the least number of steps: the fewest states stored besides the first and read."""
+    if l == 1 or c == 1:
+        return 0
+    steps = extra_steps(l, c)
+    return min(
+        (0 if l - j == 1 else 1 + _fewest_stores(l - j, c - 1)) + _fewest_stores(j, c)
+        for j in range(1, l)
+        if j + extra_steps(l - j, c - 1) + extra_steps(j, c) == steps
+    )
+
+
+@pytest.mark.parametrize("c", range(1, 9))
+def test_revolve_stores_the_fewest_states(c: int) -> None:
+    for n in range(1, 50):
+        actions = list(revolve(n, c))
+        restored = sum(
+            isinstance(a, Store) and not isinstance(b, Tape) for a, b in zip(actions, actions[1:], strict=False)
+        )
+        assert restored == _fewest_stores(n, c) + (n > 1)
