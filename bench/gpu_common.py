@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import common
@@ -124,6 +125,71 @@ def timed(run: Run, calls: dict[str, Callable[[], Any]]) -> dict[str, list[float
     finally:
         gc.enable()
     return times
+
+
+def each(run: Run, part: str, cases: Iterable[Any], measure: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each case, in their order, from ``measure(case)``; an error of a case is its row.
+
+    A line of JSON is printed as soon as a case is done, and appended to ``PART.jsonl`` in the folder that
+    ``TAPEGRAD_RESULTS`` names, so a script that is killed leaves all that it has measured.  One that is started anew
+    with the same folder goes on after the case in which it was killed, of which the row says so.
+    """
+    folder = os.environ.get("TAPEGRAD_RESULTS")
+    path = None if folder is None else Path(folder) / f"{part}.jsonl"
+    known = _known_rows(path)
+    rows = []
+    for case in cases:
+        if case.name in known:
+            rows.append(known[case.name])
+            continue
+        if run.late():
+            row = {"case": case.name, "not_run": "no time left"}
+        else:
+            _append(path, {"case": case.name, "begun": True})
+            start = time.monotonic()
+            try:
+                row = measure(case)
+            except (Exception, SystemExit) as e:  # a disagreement ends no other case either
+                row = {"case": case.name, "error": f"{type(e).__name__}: {e}"[:500]}
+            row["took"] = round(time.monotonic() - start, 2)
+        row["measured"] = not run.dry
+        _append(path, row)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+        run.cupy.get_default_memory_pool().free_all_blocks()
+    return rows
+
+
+def _known_rows(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier process by case; that of a case which was begun and not ended says that it was killed."""
+    known: dict[str, dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
+        row = json.loads(line)
+        if row.get("begun"):
+            row = {"case": row["case"], "error": "the process was killed in this case"}
+        known[row["case"]] = row
+    return {name: row for name, row in known.items() if "not_run" not in row}
+
+
+def _append(path: Path | None, row: dict[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def cells_of_others(row: dict[str, Any]) -> tuple[str, str] | None:
+    """What the table says of a case without figures; None if it has some."""
+    if "error" in row:
+        return row["case"], f"failed: {row['error'][:100]}"
+    return (row["case"], f"not run: {row['not_run']}") if "not_run" in row else None
+
+
+def end(rows: list[dict[str, Any]]) -> None:
+    """End the script, with status 1 if a case has failed."""
+    failed = [row["case"] for row in rows if "error" in row]
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def host(x: Any) -> Any:

@@ -16,7 +16,6 @@ forward, with the scores made again.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,7 +27,7 @@ import gpu_cases
 import gpu_common
 import gpu_speed
 
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("bfloat16", "float16", "float32")
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Of the largest value: halves are rounded at other places by every library."""
 
@@ -67,7 +66,7 @@ class Convolved(Rated):
 def product_rate(run: gpu_common.Run, dtype: str, n: int) -> float:
     """Operations per second, the best of some rounds."""
     tg = run.tg
-    a, b = (tg.ones((n, n), dtype=dtype) for _ in range(2))
+    a, b = (tg.random.normal((n, n), dtype=dtype) for _ in range(2))  # of constants a GPU multiplies faster
     call = lambda: tg.matmul(a, b)._array
     return 2 * n**3 / min(gpu_common.timed(run, {"product": call})["product"])
 
@@ -213,22 +212,17 @@ def main() -> None:
     same_arithmetic(run)
     bandwidth = gpu_speed.copy_bandwidth(run, 1 << (12 if run.dry else 26))
     rates = {dtype: product_rate(run, dtype, 32 if run.dry else 8192) for dtype in DTYPES}
-    rows, left = [], []
-    for case in cases(run.dry):
-        if options.only not in case.name:
-            continue
-        if run.late():
-            left.append(case.name)
-            continue
-        start = time.monotonic()
+
+    def measure(case: Rated) -> dict[str, Any]:
         row = gpu_speed.compare(run, case)
         row["operations"] = case.operations
         row["of_copy"] = {who: case.nbytes / s / bandwidth for who, s in row["seconds"].items()}
         row["of_products"] = {who: case.operations / s / rates[case.dtype] for who, s in row["seconds"].items()}
-        rows.append(row)
-        print(f"{case.name}: done in {time.monotonic() - start:.1f} s by {', '.join(row['seconds'])}", flush=True)
-        run.cupy.get_default_memory_pool().free_all_blocks()
-    cells = [*map(cells_of, rows), *((name, "not run: no time left") for name in left)]
+        return row
+
+    chosen = (case for case in cases(run.dry) if options.only in case.name)
+    rows = gpu_common.each(run, "gpu-rates", chosen, measure)
+    cells = [gpu_common.cells_of_others(row) or cells_of(row) for row in rows]
     columns = [
         "",
         "us",
@@ -244,8 +238,8 @@ def main() -> None:
     title = f"copy at {bandwidth / 1e9:.0f} GB/s, products at {told} Tflop/s; tapegrad is x faster than"
     if run.dry:
         title, cells = "the rates of copies and products: not measured", [(r["case"], "not measured") for r in rows]
-    gpu_common.deliver(run, "gpu-rates", title, columns, cells, rows, copy_bandwidth=bandwidth, product_rates=rates,
-                       not_run=left)  # fmt: skip
+    gpu_common.deliver(run, "gpu-rates", title, columns, cells, rows, copy_bandwidth=bandwidth, product_rates=rates)
+    gpu_common.end(rows)
 
 
 if __name__ == "__main__":

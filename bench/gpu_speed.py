@@ -10,7 +10,6 @@ traffic the case needs (each input read once, each output written once) over the
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import common
@@ -43,7 +42,7 @@ def compare(run: gpu_common.Run, case: gpu_cases.Case) -> dict[str, Any]:
             call = make()
             got = [thinned(x) for x in call()]
         except Exception as e:  # of a peer: a missing compiler, too little memory, an operation it does not have
-            if who == "tapegrad":
+            if who == "tapegrad":  # the row of the case says so
                 raise
             failed[who] = f"{type(e).__name__}: {e}"[:200]
             continue
@@ -77,30 +76,25 @@ def main() -> None:
     elements = 1 << (12 if options.dry_run else options.log2_size)
     bandwidth = copy_bandwidth(run, elements)
     print(f"copy: {bandwidth / 1e9:.0f} GB/s" + (" (of the stand-in)" if run.dry else ""), flush=True)
-    rows, left = [], []
-    for case in gpu_cases.cases(elements):
-        if options.only not in case.name:
-            continue
-        if run.late():
-            left.append(case.name)
-            continue
-        start = time.monotonic()
+
+    def measure(case: gpu_cases.Case) -> dict[str, Any]:
         row = compare(run, case)
         row["share_of_copy"] = {who: case.nbytes / s / bandwidth for who, s in row["seconds"].items()}
-        rows.append(row)
-        print(f"{case.name}: done in {time.monotonic() - start:.1f} s", flush=True)
-        run.cupy.get_default_memory_pool().free_all_blocks()
+        return row
+
+    chosen = (case for case in gpu_cases.cases(elements) if options.only in case.name)
+    rows = gpu_common.each(run, "gpu-speed", chosen, measure)
     cells = [
+        gpu_common.cells_of_others(r) or
         (r["case"], f"{r['seconds']['tapegrad'] * 1e6:.0f}", f"{r['share_of_copy']['tapegrad']:.0%}",
          *(f"{r['times_faster'][who]:.2f}" if who in r["times_faster"] else "-"
            for who in ("cupy", "torch", "compile", "jax")))
         for r in rows
     ]  # fmt: skip
-    cells += [(name, "not run: no time left") for name in left]
     columns = ["", "us", "of copy", "x CuPy", "x PyTorch", "x torch.compile", "x JAX"]
     title = f"{elements:,d} float32, copy at {bandwidth / 1e9:.0f} GB/s; tapegrad is x faster than"
-    gpu_common.deliver(run, "gpu-speed", title, columns, cells, rows, copy_bandwidth=bandwidth, elements=elements,
-                       not_run=left)  # fmt: skip
+    gpu_common.deliver(run, "gpu-speed", title, columns, cells, rows, copy_bandwidth=bandwidth, elements=elements)
+    gpu_common.end(rows)
 
 
 if __name__ == "__main__":
