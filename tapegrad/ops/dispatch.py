@@ -415,10 +415,9 @@ def real_only(f: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(f)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
-        for x in (*args, *kwargs.values()):
-            for item in x if isinstance(x, (list, tuple)) else (x,):
-                if isinstance(item, complex) or getattr(getattr(item, "dtype", None), "kind", "") == "c":
-                    raise DTypeError(f"{f.__name__}: not defined for complex numbers; take abs, real or imag first")
+        for item in nest.leaves((args, kwargs)):
+            if isinstance(item, complex) or getattr(getattr(item, "dtype", None), "kind", "") == "c":
+                raise DTypeError(f"{f.__name__}: not defined for complex numbers; take abs, real or imag first")
         return f(*args, **kwargs)
 
     return op

@@ -175,3 +175,8 @@ def test_attention_refuses() -> None:
         f.scaled_dot_product_attention(X, X, X)
     with pytest.raises(DTypeError, match="complex"):
         f.attention_weights(X, X)
+
+
+def test_complex_numbers_in_nested_lists_are_refused() -> None:
+    with pytest.raises(DTypeError, match="mse_loss: not defined for complex numbers"):
+        tg.nn.functional.mse_loss([[1 + 3j, 2j]], np.zeros((1, 2)))

@@ -73,3 +73,12 @@ def test_cov_takes_whole_weights() -> None:
     weights = {"fweights": [1.0, 3.0, 2.0], "aweights": [0.5, 0.0, 1.0]}
     expected = np.cov(LOGITS.T[:, :3] ** 2, fweights=[1, 3, 2], aweights=weights["aweights"])
     np.testing.assert_allclose(tg.cov(LOGITS.T[:, :3] ** 2, **weights), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])
+def test_vander_of_small_integers(dtype: str) -> None:
+    x = np.array([1, 5]).astype(dtype)
+    expected = np.vander(x, 5)
+    found = tg.vander(x, 5)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype

@@ -147,7 +147,8 @@ def vander(x: TensorLike, N: int | None = None, increasing: bool = False) -> Ten
     v = tensor("vander", x)
     if v.ndim != 1:
         raise ShapeError(f"vander: needs a vector, got shape {v.shape}")
-    v = cast(v, dtypes.int64) if v.dtype.kind == "b" or (v.dtype.kind == "i" and v.dtype.itemsize < 8) else v
+    if v.dtype.kind in "biu":  # as NumPy promotes them
+        v = cast(v, dtypes.float64 if v.dtype == dtypes.uint64 else dtypes.int64)
     n = v.size if N is None else N
     if n < 0:
         raise ShapeError(f"vander: N={n} is negative")

@@ -67,17 +67,16 @@ def cummin(input: TensorLike, dim: int = -1) -> Running:
     return _running("cummin", input, dim, "minimum")
 
 
-def _join(x: Tensor, y: Tensor) -> Tensor:
-    """``logaddexp`` whose derivatives are right at -inf, too: 0 for an operand of -inf, both 0 for two of them."""
+def _joined(late: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest exponent and the sum of exponentials less it, of two stretches."""
+    most = unrecorded(maximum, late[0], before[0])
+    scaled = (s * unrecorded(_share, m, most) for m, s in (late, before))
+    return most, next(scaled) + next(scaled)
 
-    def shift() -> Tensor:
-        most = maximum(x, y)
-        return where(isfinite(most), most, 0)
 
-    most = unrecorded(shift)
-    total = exp(x - most) + exp(y - most)
-    nothing = equal(total, 0)
-    return where(nothing, -float("inf"), log(where(nothing, 1, total)) + most)
+def _share(m: Tensor, most: Tensor) -> Tensor:
+    same = equal(m, most)  # of two infinities, too
+    return exp(where(same, 0, m) - where(same, 0, most))
 
 
 def logcumsumexp(input: TensorLike, dim: int = -1) -> Tensor:
@@ -92,8 +91,13 @@ def logcumsumexp(input: TensorLike, dim: int = -1) -> Tensor:
     source = x
     a = normalize_axis("logcumsumexp", dim, x.ndim)
     lead, n, reach = (slice(None),) * a, x.shape[a], 1
+    # The largest exponents are constants to a tape, so gradients are those of the sums, however large the exponents.
+    most, total = unrecorded(lambda: identity_of(x)), exp(x - unrecorded(lambda: where(isfinite(x), x, 0)))
     while reach < n:
         early, late, before = ((*lead, part) for part in (slice(reach), slice(reach, None), slice(n - reach)))
-        x = concat([x[early], _join(x[late], x[before])], axis=a)
+        m, s = _joined((most[late], total[late]), (most[before], total[before]))
+        most = unrecorded(lambda parts: concat(parts, axis=a), [most[early], m])
+        total = concat([total[early], s], axis=a)
         reach *= 2
-    return own(x, source)
+    nothing = unrecorded(equal, total, 0)
+    return own(where(nothing, -float("inf"), log(where(nothing, 1, total)) + most), source)

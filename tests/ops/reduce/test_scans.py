@@ -67,3 +67,16 @@ def test_edges():
             f([1.0], 1)
         with pytest.raises(DTypeError, match=name):
             f([1j])
+
+
+@pytest.mark.parametrize(
+    "x", [np.full(4, 1e8, np.float32), np.array([-5.0, 1e8, -3.0, 1e8], np.float32), np.array([-np.inf, 1.0, -2.0])]
+)
+def test_logcumsumexp_keeps_gradients_at_large_arguments(x: np.ndarray) -> None:
+    """They are the shares of each element in the sums that it is part of, however large the exponents."""
+    wide, shares, first = x.astype(np.float64), np.zeros(x.size), int(np.isfinite(x).argmax())
+    for i in range(first, x.size):
+        e = np.exp(wide[: i + 1] - wide[: i + 1].max())
+        shares[: i + 1] += e / e.sum()
+    found = tg.grad(lambda v: tg.sum(tg.logcumsumexp(v)[first:]))(x)
+    np.testing.assert_allclose(found, shares, rtol=1e-6)
