@@ -94,7 +94,7 @@ TG_INLINE void tg_mma(float (&sums)[4], const unsigned int (&a)[4], const unsign
     tgh_mma(tg_operand<E>::kind, a, b, sums, __FILE__, __LINE__);
 #else
 #define TG_MMA(form)                                                                                \
-    asm("mma.sync.aligned." form " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+    asm volatile("mma.sync.aligned." form " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
     if constexpr (tg_operand<E>::kind == TG_TF32) {

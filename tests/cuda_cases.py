@@ -110,6 +110,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     elif fault == "old driver":
         standin.configure(devices=0)
         monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "driverGetVersion", lambda: 11040)
+    elif fault == "driver 12":
+        standin.configure(devices=0)
+        monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "driverGetVersion", lambda: 12080)
     elif fault == "no device":
         monkeypatch.setattr(sys.modules["cupy"].cuda.runtime, "getDeviceCount", lambda: 0)
     elif fault == "idle kernel":
@@ -124,6 +127,10 @@ FAULTS = {
     "import error": ("CuPy does not import: libcublas.so.12", "reinstall it"),
     "no driver": ("no CUDA device: cudaErrorInsufficientDriver", "install an NVIDIA driver"),
     "old driver": ("no CUDA device: cudaErrorInsufficientDriver", "update the driver (it offers CUDA 11)"),
+    "driver 12": (
+        "no CUDA device: cudaErrorInsufficientDriver",
+        "or install CuPy for it: pip install 'tapegrad[cuda12]'",
+    ),
     "no device": ("the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi"),
     "nvrtc": ('a kernel cannot be run: RuntimeError: Failure finding "libnvrtc.so"', LIBRARIES),
     "headers": ("a kernel cannot be run: RuntimeError: Failed to find CUDA headers", LIBRARIES),

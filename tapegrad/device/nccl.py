@@ -9,6 +9,7 @@ stream, so it would lend them again to the stream they came from while NCCL stil
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,9 @@ _FOR_ABORT = 5.0
 def lack() -> str | None:
     """Why NCCL cannot be used; None: it can."""
     try:
-        nccl = _binding()
+        with warnings.catch_warnings():  # CuPy's warning says in many lines what the next one says in one
+            warnings.simplefilter("ignore", UserWarning)
+            nccl = _binding()
         version = nccl.get_version() if nccl.available else 0
     except Exception as e:  # ImportError, OSError, NcclError: each means the same here
         return f"NCCL does not load: {e}"

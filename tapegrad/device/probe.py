@@ -36,7 +36,11 @@ def look() -> Probe:
         if "InitializationError" in str(e):  # the parent used CUDA before a fork
             return Probe(cupy, 0, f"CUDA cannot be initialised: {e}", "if this process was forked, start it by 'spawn'")
         version = cupy.cuda.runtime.driverGetVersion()
-        fix = "install an NVIDIA driver" if not version else f"update the driver (it offers CUDA {version // 1000})"
+        fix = "install an NVIDIA driver"
+        if version:
+            fix = f"update the driver (it offers CUDA {version // 1000})"
+            if version // 1000 == 12:  # under CuPy for CUDA 13
+                fix += ", or install CuPy for it: pip install 'tapegrad[cuda12]'"
         return Probe(cupy, 0, f"no CUDA device: {e}", fix)
     if not count:
         return Probe(cupy, 0, "the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi")

@@ -125,10 +125,8 @@ def _nccl() -> str:
 
     if cuda.probe().cupy is None:
         return "none, for there is no CuPy"
-    try:
-        return nccl.version()
-    except (ImportError, AttributeError) as e:
-        return f"none ({e})"
+    lack = nccl.lack()
+    return nccl.version() if lack is None else f"none ({lack})"
 
 
 def _version(distribution: str) -> str | None:

@@ -188,7 +188,9 @@ def test_host_copies(cupy):
 def test_the_host_may_be_forbidden_to_wait(cupy):
     import cupyx
 
-    with cupyx.allow_synchronize(False), pytest.raises(cupyx.DeviceSynchronized):
+    with pytest.warns(FutureWarning, match="experimental"):
+        forbidden = cupyx.allow_synchronize(False)
+    with forbidden, pytest.raises(cupyx.DeviceSynchronized):
         cupy.ones(1).item()
 
 

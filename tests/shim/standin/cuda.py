@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from typing import Any
 
 from . import blas, capturing, memory, pool, state
@@ -24,6 +25,8 @@ class allow_synchronize:
     """Allow or forbid, inside the block, that the host waits for the device."""
 
     def __init__(self, allow: bool):
+        warnings.warn("cupyx.allow_synchronize is experimental. The interface can change in the future.", FutureWarning,
+                      stacklevel=2)  # fmt: skip
         self.allow = allow
 
     def __enter__(self):
