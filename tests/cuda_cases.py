@@ -129,7 +129,7 @@ FAULTS = {
     "old driver": ("no CUDA device: cudaErrorInsufficientDriver", "update the driver (it offers CUDA 11)"),
     "driver 12": (
         "no CUDA device: cudaErrorInsufficientDriver",
-        "or install CuPy for it: pip install 'tapegrad[cuda12]'",
+        "update the driver (it offers CUDA 12), or install CuPy for it: pip install 'tapegrad[cuda12]'",
     ),
     "no device": ("the driver sees no CUDA device", "check CUDA_VISIBLE_DEVICES and nvidia-smi"),
     "nvrtc": ('a kernel cannot be run: RuntimeError: Failure finding "libnvrtc.so"', LIBRARIES),
