@@ -115,7 +115,7 @@ class Recording:
             results = tuple(b.node for b in outputs)
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append(Called(call, nodes, results))
-            for n in results:
+            for n in results[: getattr(call, "returned", None)]:
                 account.current.called(self, n)
 
     def _refuse_dry_run(self) -> None:

@@ -40,16 +40,19 @@ T = TypeVar("T")
 _PLAIN_SHARED = 48 * 1024
 """Bytes of shared memory that a block may have without being asked for."""
 
+_PER_THREAD = 2
+"""The pointer by which CUDA knows the default stream of the calling thread."""
+
 
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_cudnn", "_lent", "_lock", "_runtime", "_stream_of")
+    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_cudnn", "_current", "_lent", "_lock", "_runtime")
 
     def __init__(self, index: int, cupy: Namespace) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True, index=index)
         self._runtime = cupy.cuda.runtime
-        self._stream_of = cupy.cuda.get_current_stream
+        self._current = cupy.cuda.get_current_stream
         self._busy: dict[int, Any] = {}
         self._capturing: set[int] = set()
         self._lock = locks.lock()
@@ -82,6 +85,24 @@ class CudaDevice(Device):
         finally:  # before the exception, work may have been queued
             if stream.ptr not in busy:
                 self._mark(stream)
+
+    def _stream_of(self) -> Any:
+        """Return CuPy's current stream.  Raises DeviceError for one on which this device cannot keep order."""
+        stream = self._current()
+        if stream.ptr and stream.ptr not in self._capturing:  # one of the user's
+            if stream.ptr == _PER_THREAD:
+                raise DeviceError(
+                    "CUDA: per-thread default streams are one stream in name and another in each thread, so works of "
+                    "several threads cannot be ordered: unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or give each thread "
+                    "a cupy.cuda.Stream of its own"
+                )
+            if stream.is_capturing():
+                raise DeviceError(
+                    "CUDA: the current stream is being captured by the program itself, and what tapegrad asks of it "
+                    "would wait for other streams and use memory that is lent to others later: end the capture first, "
+                    "or capture the step by tg.function"
+                )
+        return stream
 
     @contextmanager
     def active(self) -> Iterator[None]:

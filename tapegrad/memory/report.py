@@ -166,7 +166,7 @@ class _Table:
         """What one record keeps."""
         if isinstance(record, Called):
             call = record.call
-            for node in record.results:
+            for node in record.results[: getattr(record.call, "returned", None)]:
                 state = "recomputed" if isinstance(call, Checkpoint) else "custom"
                 row = self._row(node, state, call.name)
                 self._put(replace(row, times=getattr(call, "times", 0)))

@@ -22,8 +22,12 @@ def _function(xp: Namespace, name: str) -> Callable[..., Any]:
     if xp is np:
         return _quietly(getattr(scipy.special(np), name))
     own = getattr(scipy.special(xp), name, None)
-    if own is not None:
-        return own
+    return _hosted(xp, name) if own is None else own
+
+
+@cache
+def _hosted(xp: Namespace, name: str) -> Callable[..., Any]:
+    """SciPy's function ``name`` for arrays of another namespace."""
     hosted = _quietly(getattr(scipy.special(np), name))
 
     def call(*arrays: Any) -> Any:
@@ -53,7 +57,9 @@ def value(xp: Namespace, name: str, arrays: tuple[Array, ...], part: int | None 
     narrow = arrays[-1].dtype
     if narrow.itemsize == 2:
         arrays = tuple(x.astype(xp.float32) for x in arrays)
-    result = _function(xp, name)(*arrays)
+    # CuPy's functions of complex numbers are few, and some of real numbers have the names of SciPy's of both.
+    of_complex = xp is not np and any(x.dtype.kind == "c" for x in arrays)
+    result = (_hosted if of_complex else _function)(xp, name)(*arrays)
     result = result if part is None else result[part]
     return result if narrow.itemsize > 2 else result.astype(narrow)
 

@@ -83,8 +83,10 @@ class Recompute(Wrapper):
             return _apart(y, args, kwargs)
         outputs = renamed(results, pushers)
         call.expect(y, results)
+        handles = {id(r._buffer): weakref.ref(r) for r in results if isinstance(r, Tensor)}
         y = nest.rebuild(y, iter(outputs))
         del results
+        watch.dropped = {i for i, handle in handles.items() if handle() is None}  # results that nobody stored, too
         buffers = [o._buffer for o in outputs if isinstance(o, Tensor)]
         escaped = call.add_escaped(watch, buffers)
         record_escaped(hidden, call.name, call.inputs, escaped)

@@ -53,6 +53,8 @@ class Lookout:
                 self._followers.append((inf, r))
         self.required = required
         self.held: dict[Key, Buffer] = {}
+        self.dropped: set[int] = set()
+        """Values, by ``id``, that are alive since what was returned is a view of them, and that the user has not."""
         self._values: dict[Key, weakref.ref[Buffer]] = {}
         self.operations = 0
         """How many the run has applied."""
@@ -119,7 +121,8 @@ class Lookout:
         A key says which operation of the run made the value, counted from its beginning; of a call, also which result.
         A rerun, which does the same operations, has the same keys.
         """
-        return {key: value for key, ref in self._values.items() if (value := ref()) is not None}
+        alive = {key: value for key, ref in self._values.items() if (value := ref()) is not None}
+        return {key: value for key, value in alive.items() if id(value) not in self.dropped}
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """Tapes outside watch variables read inside."""
