@@ -177,7 +177,6 @@ NAMES = {
     "custom_vjp": "tg.custom_gradient",
     "custom_jvp": "tg.primitive, and its defjvp",
     "pmap": "tg.distributed",
-    "tree": "nothing: tapes, grad and vmap take nested structures",
     "tree_util": "nothing: tapes, grad and vmap take nested structures",
     "tree_map": "a comprehension: tapes, grad and vmap take nested structures",
     "named_scope": "tg.memory.scope",

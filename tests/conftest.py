@@ -110,3 +110,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 def rng() -> np.random.Generator:
     """A generator with a fixed seed, fresh for every test."""
     return np.random.default_rng(20260101)
+
+
+@pytest.fixture(autouse=True)
+def default_dtype() -> Iterator[None]:
+    """Python floats are float32 again after a test that has set another default."""
+    yield
+    import tapegrad as tg
+
+    tg.set_default_dtype("float32")
