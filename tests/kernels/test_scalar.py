@@ -25,7 +25,7 @@ SPECIAL = [p.name for p in PRIMITIVES if p.impl.__module__.startswith("tapegrad.
 ONLY = {
     **dict.fromkeys(["logical_and", "logical_or", "logical_xor", "logical_not"], ("bool",)),
     **dict.fromkeys(
-        ["erf", "erfc", "gelu", "gelu_slope", "gelu_tanh", "silu", "mish", "sigmoid_slope", "softsign"],
+        ["erf", "erfc", "gelu", "gelu_slope", "gelu_tanh", "silu", "mish", "sigmoid_slope", "softplus", "softsign"],
         (*HALVES, *FLOATS),
     ),
     **dict.fromkeys(SPECIAL, (*HALVES, *FLOATS)),
