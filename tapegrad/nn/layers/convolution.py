@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks, initializers
-from tapegrad.nn.functional import conv, norm
+from tapegrad.nn.functional import activations, conv, norm
 from tapegrad.nn.functional import pool as functional_pool
 from tapegrad.nn.functional.conv import Lengths, Padding
 from tapegrad.nn.layers.core import Activation, Affine, Normalization
@@ -70,7 +70,7 @@ class _Conv(Affine):
         x, kernel, bias = self._operands("conv", inputs, self.kernel, self.bias)
         if x.ndim != self.dims + 2:
             raise ShapeError(f"{self}: wanted inputs of {self.dims + 2} axes, for which it was built, got {x.shape}")
-        clips = self.activation is ops.relu  # which the convolution's kernel can do
+        clips = self.activation in (ops.relu, activations.relu)  # which the convolution's kernel can do
         y = conv.convolve(
             self, self.dims, x, kernel, bias, self.strides, self.padding, self.dilation_rate, self.groups, clips
         )
