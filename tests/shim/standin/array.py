@@ -195,10 +195,12 @@ class ndarray(Operators):
         return self._seen_as(self._host.view() if dtype is None else self._host.view(supported(dtype)))
 
     def reshape(self, *shape: Any, order: str = "C") -> ndarray:
-        return adopt(self._host.reshape(*shape, order=order), (self,), "reshape")  # type: ignore[call-overload]
+        host = self._host.reshape(*shape, order=order)  # type: ignore[call-overload]
+        return adopt(host, (self,), "reshape") if self.size else self._seen_as(host)  # on the same device, too
 
     def ravel(self, order: str = "C") -> ndarray:
-        return adopt(self._host.ravel(order), (self,), "ravel")  # type: ignore[arg-type]
+        host = self._host.ravel(order)  # type: ignore[arg-type]
+        return adopt(host, (self,), "ravel") if self.size else self._seen_as(host)
 
     def flatten(self, order: str = "C") -> ndarray:
         return fresh(self._host.flatten(order), (self,), "flatten")  # type: ignore[arg-type]
