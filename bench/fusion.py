@@ -59,7 +59,7 @@ GOAL = 1.25
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the block and of what it is given."""
+    """Of the block and of what it is given.  In smaller blocks the CPU engine finds small arrays, and fuses less."""
 
     batch: int = 8
     context: int = 128
@@ -72,9 +72,6 @@ class Sizes:
         return {"x": x, "wide": 4 * x, "w": self.width, "4w": 4 * self.width,
                 "W": self.width**2, "4W": 4 * self.width**2}  # fmt: skip
 
-
-QUICK = Sizes(4, 64, 128, 4)
-"""The least for which no array of the block is small to the CPU engine, so that the structure is the same."""
 
 STRETCHES: list[tuple[str, str, str, str]] = [
     ("barrier", "layer norm 1", "x w w", "x"),
@@ -258,14 +255,12 @@ def main() -> None:
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--rate", type=float, default=0.1, help="of dropout (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="the smallest sizes of the same structure, and no peers")
-    parser.add_argument("--alone", action="store_true", help="no peers")
+    parser.add_argument("--alone", "--quick", action="store_true", help="no peers: seconds instead of minutes")
     parser.add_argument("--detail", action="store_true", help="also print every kernel, and every stretch of the bound")
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write the counts there")
     options = parser.parse_args()
-    options.alone |= options.quick
     sys.path.insert(0, str(common.HERE.parent))
-    sizes = QUICK if options.quick else Sizes(options.batch, options.context, options.width, options.heads)
+    sizes = Sizes(options.batch, options.context, options.width, options.heads)
     counts, saved, notes = collect(options, sizes)
     print_all(sizes, counts, saved, notes, options.detail)
     if options.json:

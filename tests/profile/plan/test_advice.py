@@ -54,7 +54,7 @@ WIDE = """\
 import tapegrad as tg
 tg.random.seed(0)
 ws = [tg.Variable(tg.random.normal((512, 512)) * 0.04) for _ in range(6)]
-x0 = tg.random.normal((256, 512))
+x0 = tg.random.normal((512, 512))
 
 def wide(x, w):
     h = x @ w
