@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from operator import add
 
 from tapegrad.memory.schedules.actions import DISK, RAM, Action, Advance, Drop, Restore, Store, Tape
-from tapegrad.memory.schedules.revolve import extra_steps, reverse_segment, revolve
+from tapegrad.memory.schedules.revolve import beta, extra_steps, repetitions, reverse_segment, revolve
 
 
 def multistage(n: int, ram: int, disk: int) -> Iterator[Action]:
@@ -30,6 +30,20 @@ def multistage(n: int, ram: int, disk: int) -> Iterator[Action]:
     often = sorted(range(len(uses)), key=lambda level: (-uses[level], -level))[:ram]
     for action, level in _places(n, ram + disk, every=True):
         yield Store(action.step, RAM if level in often else DISK) if isinstance(action, Store) else action
+
+
+def fewest_stores_split(l: int, c: int) -> int:  # noqa: E741
+    """Return the optimal split after which the fewest states are stored and read.
+
+    A state from which a step is taped at once is not read.  See ``longest_split`` for the bounds.
+    """
+    c = min(c, l - 1)
+    if c < 2:
+        return l - 1
+    r = repetitions(l, c)
+    rest = beta(c - 1, r - 1)
+    few = min(l - rest, beta(c, r - 2) + beta(c - 1, r - 2))
+    return max(few, min(l - rest - beta(c - 2, r - 1), beta(c, r - 1)))
 
 
 def _restored(actions: Iterable[Action]) -> Iterator[Action]:
@@ -54,7 +68,7 @@ def _restored(actions: Iterable[Action]) -> Iterator[Action]:
 def _places(n: int, c: int, every: bool = False) -> Iterator[tuple[Action, int]]:
     """The actions of revolve that write or read a level in the stack of stored states, with it (or all actions)."""
     stack: list[int] = []
-    for action in _restored(revolve(n, c)):
+    for action in _restored(revolve(n, c, fewest_stores_split)):
         if isinstance(action, Store):
             stack.append(action.step)
             yield action, len(stack) - 1

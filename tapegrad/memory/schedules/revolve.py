@@ -7,7 +7,7 @@ among them, takes ``t(l, c) = r l - beta(c + 1, r - 1)`` steps besides the ``l``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import comb
 
 from tapegrad.errors import RecomputeError
@@ -41,32 +41,34 @@ def extra_steps(l: int, c: int) -> int:  # noqa: E741
     return r * l - beta(c + 1, r - 1)
 
 
-def split(l: int, c: int) -> int:  # noqa: E741
+def longest_split(l: int, c: int) -> int:  # noqa: E741
     """How far to advance before the next state is stored; ``l >= 2``, ``c >= 2`` with the one just stored.
 
     Optimal is every ``j`` with ``beta(c, r-2) <= j <= beta(c, r-1)`` and ``beta(c-1, r-1) <= l-j <= beta(c-1, r)``
-    (Griewank and Walther, figure 4).  Of them this one stores the fewest states that are read: those from which a step
-    is taped at once are not.
+    (Griewank and Walther, figure 4).  The largest of them keeps states close together, and neighbouring states of a
+    two-step recurrence share an array.
     """
-    c = min(c, l - 1)
-    if c < 2:
-        return l - 1
     r = repetitions(l, c)
-    rest = beta(c - 1, r - 1)
-    few = min(l - rest, beta(c, r - 2) + beta(c - 1, r - 2))
-    return max(few, min(l - rest - beta(c - 2, r - 1), beta(c, r - 1)))
+    return min(beta(c, r - 1), l - max(1, beta(c - 1, r - 1)))
 
 
-def revolve(n: int, c: int) -> Iterator[Action]:
-    """The optimal schedule for ``n`` steps with ``c`` stored states in memory.  Raises RecomputeError for ``c < 1``."""
+Split = Callable[[int, int], int]
+"""A choice among the optimal splits of ``l`` steps with ``c`` stored states."""
+
+
+def revolve(n: int, c: int, split: Split = longest_split) -> Iterator[Action]:
+    """Yield the optimal schedule for ``n`` steps with ``c`` stored states in memory.
+
+    Raises RecomputeError for ``c < 1``.
+    """
     if n:
         extra_steps(n, c)
         yield Store(0)
-        yield from reverse_segment(0, n, c)
+        yield from reverse_segment(0, n, c, split)
         yield Drop(0)
 
 
-def reverse_segment(a: int, b: int, c: int) -> Iterator[Action]:
+def reverse_segment(a: int, b: int, c: int, split: Split = longest_split) -> Iterator[Action]:
     """Reverse steps ``a`` to ``b - 1``; state ``a`` is current and stored, one of the ``c`` stored states."""
     todo: list[tuple[int, int, int] | Action] = [(a, b, min(c, b - a))]
     while todo:

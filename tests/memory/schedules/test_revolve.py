@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.schedules.actions import DISK, Advance, Drop, Restore, Reverse, Store, Tape, count
 from tapegrad.memory.schedules.mixed import _table, mixed, total_steps
-from tapegrad.memory.schedules.multistage import hierarchical, multistage
+from tapegrad.memory.schedules.multistage import fewest_stores_split, hierarchical, multistage
 from tapegrad.memory.schedules.online import ideal_states, online
 from tapegrad.memory.schedules.revolve import beta, extra_steps, repetitions, revolve
 from tapegrad.memory.schedules.sqrt import _cut, by_segments, even_starts, sqrt, starts_by_bytes
@@ -389,9 +389,9 @@ def _fewest_stores(l: int, c: int) -> int:  # noqa: E741
 
 
 @pytest.mark.parametrize("c", range(1, 9))
-def test_revolve_stores_the_fewest_states(c: int) -> None:
+def test_multistage_stores_the_fewest_states(c: int) -> None:
     for n in range(1, 50):
-        actions = list(revolve(n, c))
+        actions = list(revolve(n, c, fewest_stores_split))
         restored = sum(
             isinstance(a, Store) and not isinstance(b, Tape) for a, b in zip(actions, actions[1:], strict=False)
         )
