@@ -145,17 +145,17 @@ def main() -> None:
     rows = []
     for dtype in ("float32", "float64"):
         for layout in layouts:
-            found = [
+            rows_of_case = [
                 row
                 for size in (QUICK if options.quick else SIZES)
                 for row in measure(options, modules, size, dtype, layout)
             ]
-            rows += found
+            rows += rows_of_case
             cells = [
                 (f"{r['elements']:,}, {r['length']} op" + (", gradient" if r["gradient"] else ""),
                  f"{r['us']['numpy']:.1f}", f"{r['us']['tapegrad']:.1f}", f"{r['over_us_per_op']:.1f}",
                  *(f"{r['speedup'][name]:.2f}" if name in modules else "not installed" for name in PEERS))
-                for r in found
+                for r in rows_of_case
             ]  # fmt: skip
             columns = ["elements", "NumPy", "tapegrad", "over", "PyTorch", "JAX"]
             common.show(f"{dtype}, {layout}: microseconds", columns, cells, facts)

@@ -48,7 +48,7 @@ _VALUES: set[type] = set()
 
 
 class Kind(NamedTuple):
-    """How containers of one type are taken apart and put together."""
+    """Functions that flatten and rebuild containers of one type."""
 
     items: Callable[[Any], list[tuple[Any, Any]]]
     """Each item with its key."""
@@ -119,11 +119,11 @@ def _pairs(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _with_keys(tree: Any, items: list[Any]) -> Any:
-    found = dict(zip(_keys(tree), items))
+    by_key = dict(zip(_keys(tree), items))
     if not isinstance(tree, dict):
-        return type(tree)({key: found[key] for key in tree})
+        return type(tree)({key: by_key[key] for key in tree})
     like = {} if type(tree) is dict else copy.copy(tree)  # a subclass may hold more than its items
-    like.update((key, found[key]) for key in tree)
+    like.update((key, by_key[key]) for key in tree)
     return like
 
 
@@ -141,7 +141,7 @@ _COMPOSITE = Kind(
 
 
 def _kind(tree: Any) -> Kind | None:
-    """Return how ``tree`` is taken apart; None for a leaf."""
+    """Return the functions that flatten and rebuild ``tree``; None for a leaf."""
     kind = type(tree)
     return None if kind in _LEAVES else _kind_of(kind)  # type: ignore[arg-type]
 
@@ -211,19 +211,19 @@ def flatten(tree: Any) -> list[Any]:
         return list(tree)
     if _kind(tree) is None:
         return [tree]
-    found: list[Any] = []
-    _gather(tree, found)
-    return found
+    leaves: list[Any] = []
+    _gather(tree, leaves)
+    return leaves
 
 
-def _gather(tree: Any, found: list[Any]) -> None:
+def _gather(tree: Any, leaves: list[Any]) -> None:
     for item in _items(tree):
         if _kind(item) is None:
-            found.append(item)
+            leaves.append(item)
         elif _is_flat(item):
-            found += item
+            leaves += item
         else:
-            _gather(item, found)
+            _gather(item, leaves)
 
 
 def _items(tree: Any) -> Any:

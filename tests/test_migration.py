@@ -91,19 +91,19 @@ def test_both_columns_give_the_same(page: str) -> None:
     wrong = []
     with tg.device("cpu"):
         for left, right in rows(page):
-            wanted = value(left[0], theirs(page))
+            expected = value(left[0], theirs(page))
             for known, codes in ((theirs(page), left[1:]), (ours(page), right)):
-                wrong += [(left[0], code) for code in codes if not same(value(code, known), wanted)]
+                wrong += [(left[0], code) for code in codes if not same(value(code, known), expected)]
     assert not wrong
 
 
-def same(found: Values, wanted: Values) -> bool:
+def same(ours: Values, theirs: Values) -> bool:
     """Whether values, shapes and the number of results agree: one array is not a tuple of one."""
     return (
-        found.several == wanted.several
-        and len(found) == len(wanted)
+        ours.several == theirs.several
+        and len(ours) == len(theirs)
         and all(
-            a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(found, wanted, strict=True)
+            a.shape == b.shape and np.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(ours, theirs, strict=True)
         )
     )
 
@@ -114,13 +114,13 @@ def test_pages_have_lines() -> None:
 
 
 def test_a_line_that_differs_is_found() -> None:
-    wanted = value("xp.sum(a, axis=0)", theirs("cupy"))
+    expected = value("xp.sum(a, axis=0)", theirs("cupy"))
     for other in (
         "tg.sum(x, axis=0) + 1",
         "tg.sum(x, axis=0, keepdims=True)",
         "(tg.sum(x, axis=0),) * 2",
         "(tg.sum(x, axis=0),)",
     ):
-        assert not same(value(other, ours("cupy")), wanted)
+        assert not same(value(other, ours("cupy")), expected)
     with pytest.raises(AttributeError):
         value("tg.no_such(x)", ours("cupy"))

@@ -135,8 +135,8 @@ def test_each_kind_through_everything(kind: str) -> None:
 
 
 def test_what_is_static_is_part_of_the_structure() -> None:
-    found = tg.grad(total)(Data(tg.asarray(X), tg.asarray(X), name="mine", size=7))
-    assert (found.name, found.f, found.size) == ("mine", np.sin, 7)
+    gradient = tg.grad(total)(Data(tg.asarray(X), tg.asarray(X), name="mine", size=7))
+    assert (gradient.name, gradient.f, gradient.size) == ("mine", np.sin, 7)
     assert tg.tree.structure(Data(1.0, 2.0)) != tg.tree.structure(Data(1.0, 2.0, name="other"))
     assert tg.grad(total)(Registered(tg.asarray(X), tg.asarray(X), "tag")).tag == "tag"
     assert tg.grad(lambda s: tg.sum(s[0]))([tg.asarray(X), None])[1] is None

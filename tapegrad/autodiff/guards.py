@@ -50,7 +50,7 @@ _missing = type("missing", (), {"__repr__": lambda self: "nothing"})()
 
 
 class Read(NamedTuple):
-    """One thing that is read: as the user writes it, the expression of a check, and the value that was found."""
+    """One thing that is read: as the user writes it, the expression of a check, and its value."""
 
     name: str
     expression: str
@@ -129,7 +129,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """What tells values of one type apart: 0.0 from -0.0, but not nan from nan."""
+    """Return a key that separates values of one type: 0.0 from -0.0, but not nan from nan."""
     return value if isinstance(value, frozenset) else repr(value)
 
 
@@ -228,7 +228,7 @@ class _Around:
             kept = Sample(value)
         elif not isinstance(value, _VALUES):
             try:
-                kept = weakref.ref(value)  # a guard keeps nobody alive
+                kept = weakref.ref(value)  # a guard keeps no value alive
             except TypeError:
                 kept = value
         self.reads.append(Read(name, expression, kept))
@@ -236,7 +236,7 @@ class _Around:
             self._open.append((value, name, expression, depth + 1))
 
     def run(self) -> None:
-        """Look into what was found, until nothing is new: names that code mentions decide which attributes are read."""
+        """Follow values until nothing is new: names that code mentions decide which attributes are read."""
         known: dict[int, tuple[Any, str, str, int]] = {}
         done: set[tuple[int, str]] = set()
         while True:

@@ -15,8 +15,8 @@ __all__ = ["fftfreq", "fftshift", "ifftshift", "rfftfreq"]
 
 
 def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: DTypeLike | None) -> Tensor:
-    wanted = dtypes.asdtype(dtype)
-    return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), wanted)
+    dtype = dtypes.asdtype(dtype)
+    return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), dtype)
 
 
 def _check(op: str, n: int) -> None:
@@ -45,8 +45,8 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: 
 
 def _rolled(op: str, x: TensorLike, axes: int | Sequence[int] | None, sign: int) -> Tensor:
     x = tensor(op, x)
-    wanted = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
-    along = [normalize_axis(op, a, x.ndim) for a in wanted]
+    chosen = range(x.ndim) if axes is None else axes if isinstance(axes, Sequence) else (axes,)
+    along = [normalize_axis(op, a, x.ndim) for a in chosen]
     return roll(x, [sign * (x.shape[a] // 2) for a in along], axis=along) if along else identity_of(x)
 
 

@@ -145,12 +145,12 @@ def _every_step(stepper: Stepper, y: Tensor, start: Tensor, end: Tensor) -> tupl
 
 def _at_times(stepper: Stepper, y: Tensor, span: Tensor, times: Tensor) -> Tensor:
     first, last = span._read().tolist()
-    wanted = times._read().tolist()
+    points = times._read().tolist()
     low, high = min(first, last), max(first, last)
-    if times.ndim != 1 or not wanted or sorted(wanted, reverse=last < first) != wanted:
+    if times.ndim != 1 or not points or sorted(points, reverse=last < first) != points:
         raise TapegradError(f"solve_ivp: t_eval {times.shape} must be one row of times in the order of t_span")
-    if not low <= wanted[0] <= high or not low <= wanted[-1] <= high:
-        raise TapegradError(f"solve_ivp: t_eval from {wanted[0]} to {wanted[-1]} lies outside of {(first, last)}")
+    if not low <= points[0] <= high or not low <= points[-1] <= high:
+        raise TapegradError(f"solve_ivp: t_eval from {points[0]} to {points[-1]} lies outside of {(first, last)}")
     at, slope, values = span[0], stepper.rate(y, span[0]), []
     for i in range(times.size):
         y, slope = stepper.through(y, slope, at, times[i])

@@ -210,30 +210,30 @@ def asarray(
     """``a`` (tensor, variable, array, number, nested sequence) as a tensor.
 
     Arrays are copied unless ``copy=False``, and keep their dtype; Python floats become float32, integers int64.  A
-    tensor that has the wanted dtype and device is returned as it is, unless ``copy=True``; of a variable each reading
+    tensor that has this dtype and device is returned as it is, unless ``copy=True``; of a variable each reading
     is a value of its own.  A sequence that holds tensors is stacked, with gradients.  Raises NotATensorError,
     DTypeError, DeviceError, and ValueError where ``copy=False`` cannot be kept (another dtype or device, numbers).
 
     An array that is shared (``copy=False``) must not change while the tensor is in use.  A budget that recomputes
     values from it compares its checksum, and raises RecomputeError if it has changed.
     """
-    wanted = None if dtype is None else dtypes.asdtype(dtype)
+    requested = None if dtype is None else dtypes.asdtype(dtype)
     if copy is False:
-        _check_shareable(a, wanted, device)
+        _check_shareable(a, requested, device)
     if is_handle(a):
         source = out = convert(a)
         if device is not None and asdevice(device) is not out.device:
             out = out.to_device(device)
-        if wanted is not None:
-            out = cast(out, wanted)
+        if requested is not None:
+            out = cast(out, requested)
         return own(out, source) if copy or source is not a else out
     if isinstance(a, (list, tuple)) and _holds_tensor(a):
         out = stack([asarray(item, dtype=dtype, device=device) for item in a])
-        return out if wanted is None else cast(out, wanted)
+        return out if requested is None else cast(out, requested)
     where = device_of(a) if device is None else asdevice(device)
     if copy is None:
-        return operand(a, where, wanted, alone=True)
-    return upload(a, where, wanted, copy=copy, shared=not copy)
+        return operand(a, where, requested, alone=True)
+    return upload(a, where, requested, copy=copy, shared=not copy)
 
 
 def precise(op: str, x: TensorLike, beside: Tensor | None = None) -> Tensor:

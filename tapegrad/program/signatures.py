@@ -85,11 +85,11 @@ def _differences(a: Any, b: Any) -> list[str]:
     if a[0] != b[0]:
         return ["the structure of the arguments"]
     pairs = zip(a[1], b[1], strict=True)
-    found = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
-    found += ["the number of threads"] if a[2] != b[2] else []
-    found += ["the autocast in force"] if a[3] != b[3] else []
-    found += ["the precision of float32 products"] if a[4] != b[4] else []
-    return found + (["the default dtype"] if a[5] != b[5] else [])
+    differences = [f"argument {i}: {_shown(x)} and {_shown(y)}" for i, (x, y) in enumerate(pairs) if x != y]
+    differences += ["the number of threads"] if a[2] != b[2] else []
+    differences += ["the autocast in force"] if a[3] != b[3] else []
+    differences += ["the precision of float32 products"] if a[4] != b[4] else []
+    return differences + (["the default dtype"] if a[5] != b[5] else [])
 
 
 def _shown(part: Any) -> str:

@@ -43,8 +43,8 @@ class Checkpoint(Callback):
         if run.callbacks[-1] is not self:
             raise TapegradError("Checkpoint: give it as the last callback, so that it saves what the others have done")
         if self.resume and os.path.isdir(self.dir):
-            found = load_needed(self.dir, self._whole(run, ""), lambda name: name.partition("/")[0] != "callbacks")
-            run.load_state_dict(json.loads(found["run"]))
+            contents = load_needed(self.dir, self._whole(run, ""), lambda name: name.partition("/")[0] != "callbacks")
+            run.load_state_dict(json.loads(contents["run"]))
         require_writable(self.dir)  # not after the first epoch
 
     def on_step_end(self, run: Run) -> None:

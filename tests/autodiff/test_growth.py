@@ -29,24 +29,17 @@ def pieces(join: Callable[[list[tg.Tensor]], tg.Tensor]) -> Callable[[int], Any]
     return run
 
 
-def operations(n: int) -> Any:
-    x = tg.asarray(np.ones(4))
-    with tg.GradientTape() as tape:
-        tape.watch(x)
-        y = x
-        for _ in range(n):
-            y = tg.sin(y)
-    return tape.gradient(y, x)
+def chain(operation: Any) -> Any:
+    def run(n: int) -> Any:
+        x = tg.asarray(np.ones(4))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(n):
+                y = operation(y)
+        return tape.gradient(y, x)
 
-
-def checkpoints(n: int) -> Any:
-    x = tg.asarray(np.ones(4))
-    with tg.GradientTape() as tape:
-        tape.watch(x)
-        y = x
-        for _ in range(n):
-            y = tg.recompute_grad(tg.sin)(y)
-    return tape.gradient(y, x)
+    return run
 
 
 def results(n: int) -> Any:
@@ -102,8 +95,9 @@ AXES: dict[str, Callable[[int], Any]] = {
     "concat": pieces(lambda xs: tg.concat([tg.reshape(x, (1,)) for x in xs])),
     "hstack": pieces(tg.hstack),
     "block": pieces(lambda xs: tg.block([tg.reshape(x, (1,)) for x in xs])),
-    "operations": operations, "checkpoints": checkpoints, "results": results, "variables": variables,
-    "targets": targets, "rows": rows, "calls": calls, "steps": steps,
+    "operations": chain(tg.sin), "checkpoints": chain(lambda x: tg.recompute_grad(tg.sin)(x)),
+    "results": results, "variables": variables, "targets": targets, "rows": rows, "calls": calls,
+    "steps": steps,
 }  # fmt: skip
 
 

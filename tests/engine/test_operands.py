@@ -165,10 +165,10 @@ def test_a_variable_made_of_an_array_changes_alone(rng: np.random.Generator) -> 
 def test_a_captured_function_a_checkpoint_and_a_batch_use_arrays(rng: np.random.Generator) -> None:
     raw, x = rng.normal(size=N), rng.normal(size=N)
     f = lambda x: tg.sum(tg.sin(x * raw) * raw)
-    wanted = np.cos(x * raw) * raw**2
+    expected = np.cos(x * raw) * raw**2
     for g in (f, tg.function(f), tg.recompute_grad(f)):
         for _ in range(3):
-            np.testing.assert_allclose(tg.grad(g)(x).numpy(), wanted, rtol=1e-12)
+            np.testing.assert_allclose(tg.grad(g)(x).numpy(), expected, rtol=1e-12)
     np.testing.assert_allclose(tg.vmap(f)(np.stack([x, x])).numpy(), [f(x).item()] * 2, rtol=1e-12)
 
 

@@ -200,8 +200,8 @@ def triangular(x: Any, b: Any, *, upper: bool, left: bool = True, unitriangular:
 
 def transposed(function: Call, upper: str = "upper") -> Call:
     def call(x: Any, upper: bool = False) -> Any:
-        found = function(x)
-        return tg.conj(tg.swapaxes(found, -1, -2)) if upper else found
+        factor = function(x)
+        return tg.conj(tg.swapaxes(factor, -1, -2)) if upper else factor
 
     return call
 

@@ -119,18 +119,18 @@ def compare(name: str, function: Callable[..., Any], op: Any, sample: Any) -> No
         return [results[i] for i in kept if i < len(results)]
 
     try:
-        found = run(*map(tg.asarray, arrays))
+        results = run(*map(tg.asarray, arrays))
     except Exception as error:
         raise Difference("error", f"{type(error).__name__}: {error}") from error
-    if len(found) > len(expected) or (found and not expected):
-        raise Difference("value", f"{len(found)} results, PyTorch {len(expected)}")
-    for ours_, theirs_ in zip(found, expected, strict=False):
+    if len(results) > len(expected) or (results and not expected):
+        raise Difference("value", f"{len(results)} results, PyTorch {len(expected)}")
+    for ours_, theirs_ in zip(results, expected, strict=False):
         same("value", ours_.numpy(), numpy_of(theirs_), low)
     rng = np.random.default_rng(0)
-    live = [i for i, t in enumerate(expected[: len(found)]) if t.requires_grad]
+    live = [i for i, t in enumerate(expected[: len(results)]) if t.requires_grad]
     if not live or not op.supports_autograd:
         return
-    if not all(f.dtype.kind in "fcV" for f in (found[i] for i in live)):
+    if not all(f.dtype.kind in "fcV" for f in (results[i] for i in live)):
         raise Difference("gradient", "an integer result, PyTorch differentiates it")
 
     def draw(x: np.ndarray) -> np.ndarray:
@@ -150,8 +150,8 @@ def compare(name: str, function: Callable[..., Any], op: Any, sample: Any) -> No
         )
     except Exception as error:
         raise NotComparable(str(error)) from error
-    zeros = lambda found, like: [
-        np.zeros_like(a) if g is None else numpy_of(g) for g, a in zip(found, like, strict=True)
+    zeros = lambda results, like: [
+        np.zeros_like(a) if g is None else numpy_of(g) for g, a in zip(results, like, strict=True)
     ]
     second = None
     if op.supports_gradgrad and any(g is not None and g.requires_grad for g in first):

@@ -79,6 +79,6 @@ def test_cov_takes_whole_weights() -> None:
 def test_vander_of_small_integers(dtype: str) -> None:
     x = np.array([1, 5]).astype(dtype)
     expected = np.vander(x, 5)
-    found = tg.vander(x, 5)
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype
+    actual = tg.vander(x, 5)
+    np.testing.assert_array_equal(actual, expected)
+    assert actual.dtype == expected.dtype

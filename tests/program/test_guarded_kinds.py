@@ -315,26 +315,23 @@ def function():
     return (lambda x: act(x)), change
 
 
-def of_an_inner_captured_function():
+def of_an_inner(wrap):
     k = 1.0
-    inner = tg.function(lambda x: x * k)
+    inner = wrap(lambda x: x * k)
 
     def change():
         nonlocal k
         k = 3.0
 
     return (lambda x: inner(x)), change
+
+
+def of_an_inner_captured_function():
+    return of_an_inner(tg.function)
 
 
 def of_an_inner_checkpoint():
-    k = 1.0
-    inner = tg.recompute_grad(lambda x: x * k)
-
-    def change():
-        nonlocal k
-        k = 3.0
-
-    return (lambda x: inner(x)), change
+    return of_an_inner(tg.recompute_grad)
 
 
 CASES = [

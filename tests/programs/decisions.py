@@ -105,9 +105,9 @@ def rows(seed: int) -> list[dict[str, str]]:
     """Return the rows of a seed's program, one for each way."""
     counts = ((way, decisions(seed, way)) for way in WAYS)
     return [
-        {"seed": str(seed), "way": way, **{name: str(n) for name, n in found.items()}}
-        for way, found in counts
-        if found is not None
+        {"seed": str(seed), "way": way, **{name: str(n) for name, n in counted.items()}}
+        for way, counted in counts
+        if counted is not None
     ]
 
 

@@ -29,10 +29,10 @@ def constant(
     t = asarray(value, dtype=dtype)
     if shape is None:
         return t
-    wanted = (shape,) if isinstance(shape, int) else tuple(shape)
-    if t.size not in (1, math.prod(wanted)):
-        raise ShapeError(f"constant: a value of shape {t.shape} has {t.size} elements, too few or many for {wanted}")
-    return own(reshaped(t, wanted) if t.size == math.prod(wanted) else broadcast_to(reshaped(t, ()), wanted), t)
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if t.size not in (1, math.prod(lengths)):
+        raise ShapeError(f"constant: a value of shape {t.shape} has {t.size} elements, too few or many for {lengths}")
+    return own(reshaped(t, lengths) if t.size == math.prod(lengths) else broadcast_to(reshaped(t, ()), lengths), t)
 
 
 def tensor_of(
@@ -67,9 +67,9 @@ def full(
         lengths: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
         return broadcast_to(value, tuple(lengths))
     where = current_device() if device is None else asdevice(device)
-    wanted = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
+    out_dtype = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    return _made("full", lengths, wanted, where, lambda out: out.__setitem__(..., fill_value))
+    return _made("full", lengths, out_dtype, where, lambda out: out.__setitem__(..., fill_value))
 
 
 def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:
@@ -131,16 +131,16 @@ def arange(
         start, stop = 0, start
     if dtype is None:
         kind = CPU.array([start, stop, step]).dtype
-        wanted = dtypes.of_python(kind.kind, kind)
+        out_dtype = dtypes.of_python(kind.kind, kind)
     else:
-        wanted = dtypes.asdtype(dtype)
+        out_dtype = dtypes.asdtype(dtype)
     count = max(0, math.ceil((stop - start) / step))
 
     def make() -> list[Array]:
-        array = where.xp.arange(start, stop, step, dtype=None if dtype is None else wanted)
-        return [array.astype(wanted, copy=False)]
+        array = where.xp.arange(start, stop, step, dtype=None if dtype is None else out_dtype)
+        return [array.astype(out_dtype, copy=False)]
 
-    return _made("arange", (count,), wanted, where, make, given=False)
+    return _made("arange", (count,), out_dtype, where, make, given=False)
 
 
 def spaced(
@@ -148,9 +148,9 @@ def spaced(
 ) -> Tensor:
     """``num`` evenly spaced numbers from the number ``start`` to ``stop``; dtype None: the default dtype."""
     where = current_device() if device is None else asdevice(device)
-    wanted = dtypes.asdtype(dtype)
-    make = lambda: [where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=wanted)]
-    return _made("linspace", (num,), wanted, where, make, given=False)
+    out_dtype = dtypes.asdtype(dtype)
+    make = lambda: [where.xp.linspace(start, stop, num, endpoint=endpoint, dtype=out_dtype)]
+    return _made("linspace", (num,), out_dtype, where, make, given=False)
 
 
 def eye(
@@ -159,7 +159,7 @@ def eye(
 ) -> Tensor:  # fmt: skip
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
-    wanted = dtypes.asdtype(dtype)
+    out_dtype = dtypes.asdtype(dtype)
     rows, columns = int(N), int(N if M is None else M)
 
     def write(out: Array) -> None:
@@ -169,7 +169,7 @@ def eye(
         if count > 0:
             out.reshape(-1)[first : first + (count - 1) * (columns + 1) + 1 : columns + 1] = 1
 
-    return _made("eye", (rows, columns), wanted, where, write)
+    return _made("eye", (rows, columns), out_dtype, where, write)
 
 
 def astype(x: TensorLike, dtype: DTypeLike, *, copy: bool = True, device: Device | str | None = None) -> Tensor:

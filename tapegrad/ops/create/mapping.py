@@ -79,6 +79,5 @@ def fromfunction(
     function: Callable[..., object], shape: Sequence[int], *, dtype: DTypeLike | None = None, **kwargs: object
 ) -> Any:
     """``function`` of the indices along each dimension at every point of ``shape``; dtype None: the default dtype."""
-    wanted = dtypes.asdtype(dtype)
-    grid = indices(shape, dtype=wanted)
+    grid = indices(shape, dtype=dtypes.asdtype(dtype))
     return function(*(grid[k] for k in range(len(shape))), **kwargs)

@@ -28,20 +28,20 @@ def reshape(x: TensorLike, shape: int | Sequence[int], order: str = "C", *, copy
     Raises ShapeError if the sizes differ.
     """
     x = x if type(x) is Tensor else tensor("reshape", x)
-    wanted = shape if type(shape) is tuple and _INTEGERS.issuperset(map(type, shape)) else _lengths("reshape", shape)
+    lengths = shape if type(shape) is tuple and _INTEGERS.issuperset(map(type, shape)) else _lengths("reshape", shape)
     if order != "C":
         if order != "F":
             raise ShapeError(f"reshape: order {order!r} is not C or F")
-        return transpose(reshape(transpose(x), wanted[::-1]))
+        return transpose(reshape(transpose(x), lengths[::-1]))
     aval = x._buffer.node.aval
-    if -1 in wanted:
-        known = -prod(wanted)
-        if wanted.count(-1) > 1 or known <= 0 or aval.size % known:
-            raise ShapeError(f"reshape: cannot fill in -1 in {wanted} for an array of shape {aval.shape}")
-        wanted = tuple([aval.size // known if n == -1 else n for n in wanted])
-    if prod(wanted) != aval.size or min(wanted, default=0) < 0:
-        raise ShapeError(f"reshape: {aval.shape} has {aval.size} elements, {wanted} has {prod(wanted)}")
-    return identity_of(x) if wanted == aval.shape else barrier(reshape_p, x, shape=wanted)
+    if -1 in lengths:
+        known = -prod(lengths)
+        if lengths.count(-1) > 1 or known <= 0 or aval.size % known:
+            raise ShapeError(f"reshape: cannot fill in -1 in {lengths} for an array of shape {aval.shape}")
+        lengths = tuple([aval.size // known if n == -1 else n for n in lengths])
+    if prod(lengths) != aval.size or min(lengths, default=0) < 0:
+        raise ShapeError(f"reshape: {aval.shape} has {aval.size} elements, {lengths} has {prod(lengths)}")
+    return identity_of(x) if lengths == aval.shape else barrier(reshape_p, x, shape=lengths)
 
 
 _INTEGERS = {int}
@@ -104,13 +104,13 @@ broadcast_p = linear(
 def broadcast_to(array: TensorLike, shape: int | Sequence[int]) -> Tensor:
     """``array`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
     array = tensor("broadcast_to", array)
-    wanted = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
-    if broadcast_shapes("broadcast_to", array.shape, wanted) != wanted:
-        raise ShapeError(f"broadcast_to: {array.shape} does not broadcast to {wanted}")
-    if wanted == array.shape:
+    lengths = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
+    if broadcast_shapes("broadcast_to", array.shape, lengths) != lengths:
+        raise ShapeError(f"broadcast_to: {array.shape} does not broadcast to {lengths}")
+    if lengths == array.shape:
         return identity_of(array)
     # Of equal rank, so that one more leading axis changes nothing (see Primitive.lift).
-    return barrier(broadcast_p, reshaped(array, (1,) * (len(wanted) - array.ndim) + array.shape), shape=wanted)
+    return barrier(broadcast_p, reshaped(array, (1,) * (len(lengths) - array.ndim) + array.shape), shape=lengths)
 
 
 @remembered

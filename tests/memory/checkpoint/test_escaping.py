@@ -115,12 +115,12 @@ def test_gradients_are_right(kind: str, door: str, use: str) -> None:
 def test_gradients_are_right_or_refused(kind: str, use: str) -> None:
     wrap, bare = RIGHT_OR_REFUSED[kind]
     try:
-        found = gradients(wrap, "list", use)
+        actual = gradients(wrap, "list", use)
     except RecomputeError as error:
         assert "side door" in str(error) and "eturn it from the function" in str(error)
         assert kind == "policy" or "test_escaping.py:" in str(error)
     else:
-        for ours, expected in zip(found, gradients(bare, "list", use), strict=True):
+        for ours, expected in zip(actual, gradients(bare, "list", use), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=1e-14)
 
 
@@ -152,8 +152,8 @@ def test_of_an_inner_checkpoint_within_the_outer_one() -> None:
         return wrap(inner)(x) * opened[-1]
 
     expected = tg.grad(lambda x: tg.sum(outer(x, plain)))(INPUT)
-    found = tg.grad(lambda x: tg.sum(tg.recompute_grad(lambda x: outer(x, tg.recompute_grad))(x)))(INPUT)
-    np.testing.assert_allclose(found, expected, rtol=1e-14)
+    actual = tg.grad(lambda x: tg.sum(tg.recompute_grad(lambda x: outer(x, tg.recompute_grad))(x)))(INPUT)
+    np.testing.assert_allclose(actual, expected, rtol=1e-14)
 
 
 def test_the_result_of_an_inner_checkpoint_that_sees_intermediates_alone() -> None:
@@ -168,10 +168,10 @@ def test_the_result_of_an_inner_checkpoint_that_sees_intermediates_alone() -> No
     with tg.GradientTape() as tape:
         y = tg.recompute_grad(lambda x: outer(x, tg.recompute_grad))(tg.asarray(INPUT))
         loss = tg.sum(y + opened[0])
-    found = tape.gradient(loss, w)
+    gradient = tape.gradient(loss, w)
     with tg.GradientTape() as tape:
         loss = tg.sum(outer(tg.asarray(INPUT), plain) + opened[0])
-    np.testing.assert_allclose(found, tape.gradient(loss, w), rtol=1e-14)
+    np.testing.assert_allclose(gradient, tape.gradient(loss, w), rtol=1e-14)
 
 
 @pytest.mark.parametrize("kind", ["recompute_grad", "loop"])

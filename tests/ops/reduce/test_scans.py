@@ -78,5 +78,5 @@ def test_logcumsumexp_keeps_gradients_at_large_arguments(x: np.ndarray) -> None:
     for i in range(first, x.size):
         e = np.exp(wide[: i + 1] - wide[: i + 1].max())
         shares[: i + 1] += e / e.sum()
-    found = tg.grad(lambda v: tg.sum(tg.logcumsumexp(v)[first:]))(x)
-    np.testing.assert_allclose(found, shares, rtol=1e-6)
+    actual = tg.grad(lambda v: tg.sum(tg.logcumsumexp(v)[first:]))(x)
+    np.testing.assert_allclose(actual, shares, rtol=1e-6)
