@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
@@ -53,13 +54,33 @@ def slices(x: Tensor, axis: int = 0, backwards: bool = False) -> Iterator[Tensor
         for i in reversed(range(n)) if backwards else range(n):
             yield barrier(slice_p, x, index=(*before, i, *after))
         return
-    part = _MOST_SLICES
-    while part * _MOST_SLICES < n:
-        part *= _MOST_SLICES
+    part = _part(n)
     starts = range(0, n, part)
     for start in reversed(starts) if backwards else starts:
         piece = barrier(slice_p, x, index=(*before, (start, min(part, n - start), 1), *after))
         yield from slices(piece, axis, backwards)
+
+
+def _part(n: int) -> int:
+    """Return the largest power of ``_MOST_SLICES`` below ``n``."""
+    part = _MOST_SLICES
+    while part * _MOST_SLICES < n:
+        part *= _MOST_SLICES
+    return part
+
+
+def _sections(x: Tensor, axis: int, bounds: list[int]) -> Iterator[Tensor]:
+    """Yield the sections of ``x`` between adjacent ``bounds``, cut from ever shorter parts as in :func:`slices`."""
+    n = len(bounds) - 1
+    if n <= _MOST_SLICES or bounds != sorted(bounds):
+        for p, q in pairwise(bounds):
+            yield stretch(x, axis, p, max(0, q - p))
+        return
+    part = _part(n)
+    for start in range(0, n, part):
+        first, *rest = bounds[start : start + part + 1]
+        piece = stretch(x, axis, first, rest[-1] - first)
+        yield from _sections(piece, axis, [0, *(bound - first for bound in rest)])
 
 
 def split(ary: TensorLike, indices_or_sections: object, axis: int = 0) -> tuple[Tensor, ...]:
@@ -89,7 +110,7 @@ def array_split(ary: TensorLike, indices_or_sections: Any, axis: int = 0) -> tup
         bounds = [i * each + min(i, more) for i in range(count + 1)]
     else:
         bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
-    return tuple(own(stretch(ary, a, p, max(0, q - p)), ary) for p, q in zip(bounds, bounds[1:], strict=False))
+    return tuple(own(section, ary) for section in _sections(ary, a, bounds))
 
 
 def flip(m: TensorLike, axis: int | Sequence[int] | None = None) -> Tensor:

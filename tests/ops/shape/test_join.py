@@ -52,6 +52,24 @@ def test_unstack_and_split(x):
         tg.split(np.ones((2, 5)), 2, axis=1)
 
 
+@pytest.mark.parametrize(
+    "bounds", [23, range(0, 30, 2), [5] * 9 + [7, 40], [9, 3, 12, 1, -2, 8, 8, 2, 11, 30]], ids=str
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_many_sections(bounds, axis):
+    x = np.random.default_rng(0).standard_normal((30, 30))
+    expected = np.array_split(x, bounds, axis)
+    sections = tg.array_split(x, bounds, axis)
+    for a, b in zip(sections, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    weigh = lambda parts: sum((i + 1.0) * part.sum() for i, part in enumerate(parts))
+    gradient = tg.grad(lambda x: weigh(tg.array_split(x, bounds, axis)))(x)
+    weights = np.zeros((30, 30))
+    for i, part in enumerate(np.array_split(weights, bounds, axis)):
+        part += i + 1.0
+    np.testing.assert_array_equal(gradient, weights)
+
+
 def test_pieces_are_views(x):
     t = tg.asarray(x)
     parts = (*tg.split(t, 2, axis=0), *tg.unstack(t), tg.flip(t, axis=1))
