@@ -16,8 +16,9 @@ from tapegrad.engine import region
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 LINKS = (1, 10, 30)
+SIZES = (4, 64, 128, 4)
 FIGURES = {"cpu": (42, 1.03), "cuda": (41, 1.04), "device": (41, 1.04)}
-"""Kernels, and bytes as a multiple of the bound, of the block at the sizes of ``fusion.QUICK``."""
+"""Kernels, and bytes as a multiple of the bound, of the block of ``SIZES``."""
 
 
 pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
@@ -36,13 +37,14 @@ def fusion() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def counts(fusion: Any) -> Iterator[dict[str, Any]]:
     """Of the CPU and of CUDA (without a GPU: the engine for it on the stand-in for CuPy, by ledger and by its log)."""
-    found = {"bound": fusion.lower_bound(fusion.QUICK), "cpu": fusion.count(fusion.QUICK, "cpu")}
+    sizes = fusion.Sizes(*SIZES)
+    results = {"bound": fusion.lower_bound(sizes), "cpu": fusion.count(sizes, "cpu")}
     with fusion.cuda_or_standin() as standin:
-        found["cuda"] = fusion.count(fusion.QUICK, "cuda")
+        results["cuda"] = fusion.count(sizes, "cuda")
         if standin:
-            found["device"] = fusion.on_device(fusion.QUICK, standin)
-        found["chains"] = [fusion.arrays_saved(k, "cuda") for k in LINKS]
-    yield found
+            results["device"] = fusion.on_device(sizes, standin)
+        results["chains"] = [fusion.arrays_saved(k, "cuda") for k in LINKS]
+    yield results
 
 
 def test_the_bound_by_hand(fusion):
@@ -105,5 +107,6 @@ def test_what_is_counted_is_right(fusion):
     """CPU and CUDA agree, with the same dropout masks."""
     block = sys.modules["fusion_block"]
     with fusion.cuda_or_standin():
-        on_cuda = block.results(tg, fusion.QUICK, "cuda", 0.1)
-    assert block.agree("tapegrad, cuda", on_cuda, block.results(tg, fusion.QUICK, "cpu", 0.1)) < block.TOLERANCE
+        on_cuda = block.results(tg, fusion.Sizes(*SIZES), "cuda", 0.1)
+    on_cpu = block.results(tg, fusion.Sizes(*SIZES), "cpu", 0.1)
+    assert block.agree("tapegrad, cuda", on_cuda, on_cpu) < block.TOLERANCE
