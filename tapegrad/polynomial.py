@@ -11,7 +11,7 @@ from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.linalg import eigvals, inv, lstsq
 from tapegrad.ops.create.creation import arange, ones, zeros
 from tapegrad.ops.create.ranges import vander
-from tapegrad.ops.dispatch import own, precise, promote
+from tapegrad.ops.dispatch import of_floats, own, precise, promote
 from tapegrad.ops.elementwise.arithmetic import abs, add, divide, multiply, sqrt, square, subtract
 from tapegrad.ops.elementwise.comparison import not_equal
 from tapegrad.ops.elementwise.complex import conj, imag, real
@@ -82,6 +82,7 @@ def polymul(a1: TensorLike, a2: TensorLike) -> Tensor:
     return convolve(_trimmed(_vector("polymul", a1)), _trimmed(_vector("polymul", a2)))
 
 
+@of_floats()
 def polydiv(u: TensorLike, v: TensorLike) -> tuple[Tensor, Tensor]:
     """Quotient and remainder of ``u / v``; differentiable in both.
 
@@ -157,6 +158,7 @@ def poly(seq_of_zeros: TensorLike) -> Tensor:
     return coefficients
 
 
+@of_floats()
 def roots(p: TensorLike) -> Tensor:
     """The roots of the polynomial with coefficients ``p``, as eigenvalues of its companion matrix.
 
@@ -184,6 +186,7 @@ def roots(p: TensorLike) -> Tensor:
     return concat([values, zeros((zero_roots,), dtype=values.dtype, device=values.device)]) if zero_roots else values
 
 
+@of_floats()
 def polyfit(
     x: TensorLike,
     y: TensorLike,

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
@@ -83,6 +85,11 @@ def ordered(op: str, x: TensorLike) -> Tensor:
     if t.dtype.kind == "c":
         raise DTypeError(f"{op}: complex numbers have no order; take abs, real or imag first")
     return t
+
+
+def sortable(x: Tensor) -> Tensor:
+    """Return ``x``, in float32 where it has a dtype of which NumPy's sorts do not put NaN last (bfloat16)."""
+    return cast(x, dtypes.float32) if dtypes.is_extended(x.dtype) else x
 
 
 def _sequence(x: Sequence[TensorLike], beside: Tensor | None) -> Tensor:
@@ -421,6 +428,42 @@ def real_only(f: Callable[P, R]) -> Callable[P, R]:
         return f(*args, **kwargs)
 
     return op
+
+
+def of_floats(*unchanged: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator for functions that are defined for floats: arrays of integers and bools are promoted.
+
+    They take the dtype that they have in common with the floats among the operands, or float64 where there are none, so
+    that no difference of unsigned integers wraps around.  ``unchanged``: names of arguments such as labels and masks.
+    """
+
+    def decorate(f: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(f)
+
+        @functools.wraps(f)
+        def op(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not any(map(_is_whole, nest.leaves((args, kwargs)))):
+                return f(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            operands = {name: x for name, x in bound.arguments.items() if name not in unchanged}
+            kinds = {x.dtype for x in nest.leaves(operands) if hasattr(x, "dtype") and dtypes.is_inexact(x.dtype)}
+
+            def promoted(x: Any) -> Any:
+                if not _is_whole(x):
+                    return x
+                return cast(tensor(f.__name__, x), dtypes.result_type(x.dtype, *kinds) if kinds else dtypes.float64)
+
+            bound.arguments.update({name: nest.map_leaves(promoted, x) for name, x in operands.items()})
+            return f(*bound.args, **bound.kwargs)
+
+        return op
+
+    return decorate
+
+
+def _is_whole(x: object) -> bool:
+    """Whether ``x`` is an array of integers or bools, not a NumPy number, which may be a parameter."""
+    return getattr(getattr(x, "dtype", None), "kind", "?") in "biu" and not isinstance(x, np.generic)
 
 
 def whole_in_float64(dtype: DType) -> DType:

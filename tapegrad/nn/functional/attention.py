@@ -12,7 +12,7 @@ from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.dropouts import dropout
 from tapegrad.nn.functional.linear_maps import linear
-from tapegrad.ops.dispatch import real_only
+from tapegrad.ops.dispatch import of_floats, real_only
 from tapegrad.ops.products.attention import attention
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -116,6 +116,7 @@ def _composite(
 
 
 @real_only
+@of_floats("key_padding_mask", "attn_mask")
 def multi_head_attention_forward(
     query: TensorLike, key: TensorLike, value: TensorLike, embed_dim_to_check: int, num_heads: int,
     in_proj_weight: TensorLike, in_proj_bias: TensorLike, bias_k: TensorLike, bias_v: TensorLike, add_zero_attn: bool,

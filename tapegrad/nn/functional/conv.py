@@ -12,6 +12,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional._variants import in_dims
 from tapegrad.ops.casting import by_policy
+from tapegrad.ops.dispatch import of_floats
 from tapegrad.ops.products.convolution import Moves, Window, conv, conv_transpose
 from tapegrad.ops.products.convolution_bias import conv_bias, is_one_kernel
 from tapegrad.ops.shape.patches import unfold_windows
@@ -173,6 +174,7 @@ def depthwise_convolution_2d(
     return convolve("depthwise_convolution_2d", 2, x, apart, b, stride, pad, 1, channels)
 
 
+@of_floats()
 def local_convolution_2d(x: TensorLike, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1) -> Tensor:
     """A convolution whose kernel differs from position to position (Chainer's function).
 

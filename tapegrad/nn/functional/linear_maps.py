@@ -7,11 +7,13 @@ from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
 from tapegrad.nn import checks
 from tapegrad.ops.casting import by_policy
+from tapegrad.ops.dispatch import of_floats
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["bilinear", "embedding", "embedding_bag", "linear", "one_hot"]
 
 
+@of_floats()
 def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
     """``x @ weight.T + bias``; input: (..., k), weight: (units, k) or (k,), bias: (units,).  Raises ShapeError."""
     x, w, b = by_policy("linear", (input, ops.asarray(weight), bias))
@@ -21,6 +23,7 @@ def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None
     return y if b is None else y + b
 
 
+@of_floats()
 def bilinear(input1: TensorLike, input2: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
     """``x1 @ weight[u] @ x2 + bias[u]`` for each unit u.
 

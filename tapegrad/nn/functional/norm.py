@@ -10,7 +10,7 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.casting import by_policy
-from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
@@ -173,6 +173,7 @@ def layer_norm(
 
 
 @real_only
+@of_floats()
 def rms_norm(
     input: TensorLike, normalized_shape: Sequence[int], weight: TensorLike | None = None, eps: float | None = None
 ) -> Tensor:
@@ -197,6 +198,7 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 
 
 @real_only
+@of_floats()
 @in_float32
 def local_response_norm(
     input: TensorLike, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
@@ -218,6 +220,7 @@ def local_response_norm(
     return x / (k + (alpha / size) * total) ** beta
 
 
+@of_floats()
 @in_float32
 def normalize(input: TensorLike, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: float = 1e-12) -> Tensor:
     """``x / max(norm, eps)`` with the p-norm along ``dim``; where all is 0 the result and its gradient are finite.

@@ -14,6 +14,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.conv import Lengths, lengths
+from tapegrad.ops.dispatch import of_floats
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -115,6 +116,7 @@ def roi_max_pooling_2d(
     return _max_of_bins(images, _both_sides(rows, out, images.shape[2:], spatial_scale), out)
 
 
+@of_floats("roi_indices")
 def roi_average_pooling_2d(
     x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float
 ) -> Tensor:
@@ -185,6 +187,7 @@ def _align(
     return images, rows, out, ratios, sides
 
 
+@of_floats("roi_indices")
 def roi_average_align_2d(
     x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float,
     sampling_ratio: int | Sequence[int | None] | None = None,
@@ -208,6 +211,7 @@ def roi_average_align_2d(
     return _mapped(images, means, out)
 
 
+@of_floats("roi_indices")
 def roi_max_align_2d(
     x: TensorLike, rois: TensorLike, roi_indices: TensorLike, outsize: Lengths, spatial_scale: float,
     sampling_ratio: int | Sequence[int | None] | None = None,

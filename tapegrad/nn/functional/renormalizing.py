@@ -9,7 +9,7 @@ from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import batch_statistics, column, follow, normalized, shape_of
-from tapegrad.ops.dispatch import real_only
+from tapegrad.ops.dispatch import of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -27,6 +27,7 @@ def _checked(op: str, x: TensorLike, *parameters: Any) -> Tensor:
 
 
 @real_only
+@of_floats()
 def fixed_batch_normalization(
     x: TensorLike, gamma: TensorLike, beta: TensorLike, mean: TensorLike, var: TensorLike, eps: float = 2e-5
 ) -> Tensor:
@@ -65,6 +66,7 @@ def batch_renormalization(
 
 
 @real_only
+@of_floats()
 def fixed_batch_renormalization(
     x: TensorLike, gamma: TensorLike, beta: TensorLike, mean: TensorLike, var: TensorLike, eps: float = 2e-5
 ) -> Tensor:
@@ -110,6 +112,7 @@ def decorrelated_batch_normalization(
 
 
 @real_only
+@of_floats()
 def fixed_decorrelated_batch_normalization(
     x: TensorLike, mean: TensorLike, projection: TensorLike, groups: int = 16
 ) -> Tensor:

@@ -11,11 +11,13 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional.conv import Lengths, lengths
 from tapegrad.nn.functional.resampling import cubic_weights
+from tapegrad.ops.dispatch import of_floats
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["affine_grid", "deformable_convolution_2d_sampler", "grid_sample"]
 
 
+@of_floats()
 def affine_grid(theta: TensorLike, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """Places for :func:`grid_sample`: the pixels' own, from -1 to 1, mapped by ``theta`` (Jaderberg et al., 2015).
 
@@ -40,6 +42,7 @@ def _own(n: int, align: bool) -> list[float]:
     return [2 * i / (n - 1) - 1 if align else (2 * i + 1) / n - 1 for i in range(n)]
 
 
+@of_floats()
 def grid_sample(
     input: TensorLike, grid: TensorLike, mode: str = "bilinear", padding_mode: str = "zeros",
     align_corners: bool | None = None,
@@ -140,6 +143,7 @@ def _reader(x: Tensor) -> Callable[[Sequence[Tensor], Any], Tensor]:
     return read
 
 
+@of_floats()
 def deformable_convolution_2d_sampler(
     x: TensorLike, offset: TensorLike, W: TensorLike, b: TensorLike | None = None, stride: Lengths = 1, pad: Lengths = 0
 ) -> Tensor:

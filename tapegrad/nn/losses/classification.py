@@ -8,7 +8,7 @@ from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn import checks
 from tapegrad.nn.functional.linear_maps import linear
-from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -105,6 +105,7 @@ def linear_cross_entropy(
 
 
 @real_only
+@of_floats()
 @in_float32
 def binary_cross_entropy(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean"
@@ -125,6 +126,7 @@ def _stopped_log(x: Tensor) -> Tensor:
 
 
 @real_only
+@of_floats()
 @in_float32
 def binary_cross_entropy_with_logits(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean",
@@ -138,6 +140,7 @@ def binary_cross_entropy_with_logits(
 
 
 @real_only
+@of_floats()
 @in_float32
 def kl_div(input: TensorLike, target: TensorLike, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """``target * (log(target) - input)``: input holds logarithms, target probabilities or, if so said, logarithms.
@@ -157,6 +160,7 @@ def kl_div(input: TensorLike, target: TensorLike, reduction: str = "mean", log_t
 
 
 @real_only
+@of_floats()
 @in_float32
 def soft_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
     """``log(1 + exp(-target * input))`` for targets 1 and -1, without overflow.  Raises ShapeError."""
@@ -165,6 +169,7 @@ def soft_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "me
 
 
 @real_only
+@of_floats()
 @in_float32
 def multilabel_soft_margin_loss(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: str = "mean"

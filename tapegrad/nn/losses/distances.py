@@ -10,13 +10,14 @@ import math
 from tapegrad import ops
 from tapegrad.errors import ShapeError
 from tapegrad.nn.functional.norm import p_norm
-from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["cdist", "cosine_similarity", "pairwise_distance", "pdist"]
 
 
 @real_only
+@of_floats()
 @in_float32
 def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """``x1 . x2 / (max(|x1|, eps) * max(|x2|, eps))`` along ``dim``.  Raises AxisError, ShapeError."""
@@ -32,6 +33,7 @@ def _distance(difference: Tensor, p: float, keepdims: bool) -> Tensor:
     return p_norm(difference, p, -1, keepdims)
 
 
+@of_floats()
 @in_float32
 def pairwise_distance(
     x1: TensorLike, x2: TensorLike, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
@@ -40,6 +42,7 @@ def pairwise_distance(
     return _distance(ops.asarray(x1) - ops.asarray(x2) + eps, p, keepdim)
 
 
+@of_floats()
 def pdist(input: TensorLike, p: float = 2.0) -> Tensor:
     """The p-norm distances of all pairs of rows, (n, k) -> (n * (n - 1) / 2,), in the order of SciPy's ``pdist``.
 
@@ -54,6 +57,7 @@ def pdist(input: TensorLike, p: float = 2.0) -> Tensor:
     return _distance(ops.take(x, at[:, 0], axis=0) - ops.take(x, at[:, 1], axis=0), p, False)
 
 
+@of_floats()
 def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     """The p-norm distances of all rows of one to all of the other: (..., n, k), (..., m, k) -> (..., n, m).
 

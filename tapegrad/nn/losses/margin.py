@@ -14,7 +14,7 @@ from tapegrad.nn.functional.norm import p_norm
 from tapegrad.nn.losses.classification import at_label, checked_labels, class_weights, reduced, same_shape
 from tapegrad.nn.losses.distances import pairwise_distance
 from tapegrad.nn.losses.regression import chainers
-from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -30,6 +30,7 @@ def _above(x: Tensor) -> Tensor:
 
 
 @real_only
+@of_floats()
 @in_float32
 def hinge_embedding_loss(input: TensorLike, target: TensorLike, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """A distance where the target is 1, ``max(0, margin - input)`` where it is -1.  Raises ShapeError."""
@@ -39,6 +40,7 @@ def hinge_embedding_loss(input: TensorLike, target: TensorLike, margin: float = 
 
 
 @real_only
+@of_floats()
 @in_float32
 def margin_ranking_loss(
     input1: TensorLike, input2: TensorLike, target: TensorLike, margin: float = 0.0, reduction: str = "mean"
@@ -54,6 +56,7 @@ def margin_ranking_loss(
 
 
 @real_only
+@of_floats()
 @in_float32
 def cosine_embedding_loss(
     input1: TensorLike, input2: TensorLike, target: TensorLike, margin: float = 0.0, reduction: str = "mean"
@@ -73,6 +76,7 @@ def cosine_embedding_loss(
     return reduced("cosine_embedding_loss", losses, reduction)
 
 
+@of_floats()
 @in_float32
 def triplet_margin_loss(
     anchor: TensorLike, positive: TensorLike, negative: TensorLike, margin: float = 1.0, p: float = 2.0,
@@ -86,6 +90,7 @@ def triplet_margin_loss(
     return _triplet("triplet_margin_loss", anchor, positive, negative, distance, margin, swap, reduction)
 
 
+@of_floats()
 def triplet_margin_with_distance_loss(
     anchor: TensorLike, positive: TensorLike, negative: TensorLike, *, distance_function: Callable[[Tensor, Tensor],
     Tensor] | None = None,
@@ -112,6 +117,7 @@ def _triplet(
 
 
 @real_only
+@of_floats("target")
 @in_float32
 def multi_margin_loss(
     input: TensorLike, target: TensorLike, p: int = 1, margin: float = 1.0, weight: TensorLike | None = None,
@@ -139,6 +145,7 @@ def multi_margin_loss(
 
 
 @real_only
+@of_floats("target")
 @in_float32
 def multilabel_margin_loss(input: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
     """The sum over labels i and other classes j of ``max(0, 1 - (x[i] - x[j])) / c``.
@@ -163,6 +170,7 @@ def multilabel_margin_loss(input: TensorLike, target: TensorLike, reduction: str
 
 
 @real_only
+@of_floats("t")
 @in_float32
 def hinge(x: TensorLike, t: TensorLike, norm: str = "L1", reduce: str = "mean") -> Tensor:
     """``max(0, 1 - s * x)``, s being 1 at the label and -1 elsewhere, or its square for "L2" (Chainer).
@@ -182,6 +190,7 @@ def hinge(x: TensorLike, t: TensorLike, norm: str = "L1", reduce: str = "mean") 
 
 
 @real_only
+@of_floats()
 @in_float32
 def contrastive(x0: TensorLike, x1: TensorLike, y: TensorLike, margin: float = 1.0, reduce: str = "mean") -> Tensor:
     """``(y * d**2 + (1 - y) * max(0, margin - d)**2) / 2`` for the distance d of each row (Hadsell et al., 2006).
@@ -204,6 +213,7 @@ def _half_squares(op: str, covariance: Tensor, reduce: str) -> Tensor:
 
 
 @real_only
+@of_floats()
 def cross_covariance(y: TensorLike, z: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     """Half the sum of squares of the covariances of y's and z's columns, (n, k) and (n, m); "no": these (k, m)
     (Cheung et al., arXiv 1412.6583; Chainer).  Raises ShapeError, TapegradError.
@@ -216,6 +226,7 @@ def cross_covariance(y: TensorLike, z: TensorLike, reduce: str = "half_squared_s
 
 
 @real_only
+@of_floats()
 def decov(h: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
     """Half the sum of squares of the covariances of h's columns with each other, (n, k); "no": these (k, k)
     (Cogswell et al., arXiv 1511.06068; Chainer).  Raises ShapeError, TapegradError.
@@ -230,6 +241,7 @@ def decov(h: TensorLike, reduce: str = "half_squared_sum") -> Tensor:
 
 
 @real_only
+@of_floats("labels")
 def discriminative_margin_based_clustering_loss(
     embeddings: TensorLike, labels: TensorLike, delta_v: float, delta_d: float, max_embedding_dim: int, norm: int = 1,
     alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.001,

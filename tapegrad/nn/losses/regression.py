@@ -8,7 +8,7 @@ from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.losses.classification import reduced, same_shape
-from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.ops.elementwise import elementary
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -34,6 +34,7 @@ def _fitting(who: str, weight: TensorLike, losses: Tensor) -> Tensor:
 
 
 @real_only
+@of_floats()
 @in_float32
 def mse_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", *, weight: TensorLike | None = None
@@ -46,6 +47,7 @@ def mse_loss(
     return _weighted("mse_loss", (x - y) ** 2, weight, reduction)
 
 
+@of_floats()
 def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
     """``(x1 - x2)**2`` of each element (Chainer), as :func:`tapegrad.squared_difference`.
 
@@ -54,6 +56,7 @@ def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
     return elementary.squared_difference(*same_shape("squared_difference", x1, x2))
 
 
+@of_floats()
 @in_float32
 def l1_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", *, weight: TensorLike | None = None
@@ -64,6 +67,7 @@ def l1_loss(
 
 
 @real_only
+@of_floats()
 @in_float32
 def huber_loss(
     input: TensorLike, target: TensorLike, reduction: str = "mean", delta: float = 1.0, weight: TensorLike | None = None
@@ -86,6 +90,7 @@ def huber_loss(
 
 
 @real_only
+@of_floats()
 @in_float32
 def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """``huber_loss(delta=beta) / beta``; for beta 0 it is ``l1_loss``.
@@ -100,6 +105,7 @@ def smooth_l1_loss(input: TensorLike, target: TensorLike, reduction: str = "mean
 
 
 @real_only
+@of_floats()
 @in_float32
 def poisson_nll_loss(
     input: TensorLike, target: TensorLike, log_input: bool = True, full: bool = False, eps: float = 1e-8,
@@ -119,6 +125,7 @@ def poisson_nll_loss(
 
 
 @real_only
+@of_floats()
 @in_float32
 def gaussian_nll_loss(
     input: TensorLike, target: TensorLike, var: TensorLike, full: bool = False, eps: float = 1e-6,
@@ -142,6 +149,7 @@ def gaussian_nll_loss(
 
 
 @real_only
+@of_floats()
 @in_float32
 def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
     """``softplus(y) - x * y``: of outcomes x (0 or 1) for log-odds y (Chainer).  Raises ShapeError, TapegradError."""
@@ -150,6 +158,7 @@ def bernoulli_nll(x: TensorLike, y: TensorLike, reduce: str = "sum") -> Tensor:
 
 
 @real_only
+@of_floats()
 @in_float32
 def gaussian_kl_divergence(mean: TensorLike, ln_var: TensorLike, reduce: str = "sum") -> Tensor:
     """``(mean**2 + exp(ln_var) - ln_var - 1) / 2``: from N(mean, exp(ln_var)) to N(0, 1) (Chainer).

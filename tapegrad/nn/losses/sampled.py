@@ -11,7 +11,7 @@ from tapegrad.nn import checks
 from tapegrad.nn.functional.activations import log1mexp
 from tapegrad.nn.losses.classification import reduced
 from tapegrad.nn.losses.regression import chainers
-from tapegrad.ops.dispatch import real_only
+from tapegrad.ops.dispatch import of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["black_out", "negative_sampling"]
@@ -31,6 +31,7 @@ def _scores(w: Tensor, at: Tensor, x: Tensor) -> Tensor:
 
 
 @real_only
+@of_floats("t", "samples")
 def black_out(x: TensorLike, t: TensorLike, W: TensorLike, samples: TensorLike, reduce: str = "mean") -> Tensor:
     """``-log p(label) - sum of log(1 - p(sample))`` of the softmax over the label and the samples (Ji et al., arXiv
     1511.06909; Chainer).
@@ -49,6 +50,7 @@ def black_out(x: TensorLike, t: TensorLike, W: TensorLike, samples: TensorLike, 
 
 
 @real_only
+@of_floats("t")
 def negative_sampling(
     x: TensorLike, t: TensorLike, W: TensorLike, sampler: Callable[[tuple[int, int]], Any], sample_size: int,
     reduce: str = "sum", *, return_samples: bool = False,

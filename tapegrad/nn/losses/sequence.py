@@ -13,13 +13,14 @@ from tapegrad.errors import ShapeError
 from tapegrad.nn import checks
 from tapegrad.nn.losses.classification import at_label, reduced
 from tapegrad.nn.losses.regression import chainers
-from tapegrad.ops.dispatch import real_only
+from tapegrad.ops.dispatch import of_floats, real_only
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["argmax_crf1d", "crf1d", "ctc_loss"]
 
 
 @real_only
+@of_floats("targets", "input_lengths", "target_lengths")
 def ctc_loss(
     log_probs: TensorLike, targets: TensorLike, input_lengths: TensorLike, target_lengths: TensorLike, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
@@ -132,6 +133,7 @@ def _chain(op: str, cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor,
 
 
 @real_only
+@of_floats("ys")
 def crf1d(cost: TensorLike, xs: Sequence[TensorLike], ys: Sequence[TensorLike], reduce: str = "mean") -> Tensor:
     """``-log`` of the probability of label sequences in a linear chain (Lafferty et al., 2001; Chainer).
 
@@ -157,6 +159,7 @@ def crf1d(cost: TensorLike, xs: Sequence[TensorLike], ys: Sequence[TensorLike], 
 
 
 @real_only
+@of_floats()
 def argmax_crf1d(cost: TensorLike, xs: Sequence[TensorLike]) -> tuple[Tensor, list[Tensor]]:
     """The largest score of a label sequence in a linear chain, (batch,), and for each step its labels (Viterbi, 1967).
 

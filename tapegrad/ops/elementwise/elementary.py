@@ -14,6 +14,7 @@ from tapegrad.ops.dispatch import (
     curve,
     in_float32,
     infer_same,
+    of_floats,
     of_two,
     promote,
     real_float,
@@ -193,6 +194,7 @@ def squared_difference(x1: TensorLike, x2: TensorLike) -> Tensor:
     return gap * conj(gap) if gap.dtype.kind == "c" else arithmetic.square(gap)
 
 
+@of_floats()
 @in_float32
 def lerp(input: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
     """``input + weight * (end - input)``, exact at both ends (PyTorch's ``lerp``); differentiable in all three."""
@@ -201,6 +203,7 @@ def lerp(input: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
     return where(part < 0.5, start + part * gap, stop - gap * (1 - part))
 
 
+@of_floats()
 @in_float32
 def linear_interpolate(p: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
     """``p * x + (1 - p) * y`` (Chainer's ``linear_interpolate``)."""

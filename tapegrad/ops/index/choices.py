@@ -129,9 +129,9 @@ def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[object], *args: o
         funclist = [funclist[-1], *funclist[:-1]]
     if len(funclist) != len(conditions):
         raise ShapeError(f"piecewise: {len(funclist)} functions for {len(conditions)} conditions")
-    values = x * 0 if dtypes.is_integer(x.dtype) else where(equal(x, x), 0, 0 * cast(x, x.dtype))
+    values = where(equal(x, x), 0, 0 * x) if dtypes.is_inexact(x.dtype) else x * 0
     for condition, f in zip(conditions, funclist, strict=True):
-        values = _on_part(values, x, condition, f, args, kw)
+        values = cast(_on_part(values, x, condition, f, args, kw), x.dtype)
     return values
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.ops.create.creation import asarray, full
-from tapegrad.ops.dispatch import SCALARS, promote, tensor
+from tapegrad.ops.dispatch import SCALARS, promote, sortable, tensor
 from tapegrad.ops.elementwise.arithmetic import minimum
 from tapegrad.ops.elementwise.comparison import equal, logical_not
 from tapegrad.ops.index.indexing import take
@@ -34,7 +34,7 @@ def unique(
     """
     x = tensor("unique", ar)
     a = None if axis is None else normalize_axis("unique", axis, x.ndim)
-    array, xp = x._array, x.device.xp
+    array, xp = sortable(x)._array, x.device.xp
     with x.device.active():
         if a is None:
             array = array.reshape(-1)

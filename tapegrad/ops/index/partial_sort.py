@@ -11,7 +11,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.create.creation import arange, ones
-from tapegrad.ops.dispatch import barrier, cast, ordered, tensor
+from tapegrad.ops.dispatch import barrier, cast, ordered, sortable, tensor
 from tapegrad.ops.elementwise.comparison import equal, isnan, logical_and, logical_not, logical_or
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.indexing import take_along_axis
@@ -47,7 +47,7 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1, kind: str = "in
     Smaller ones come before, larger ones (NaN as the largest) behind; axis None: of the flattened array; kind: NumPy's
     name of an algorithm, of no effect.  Raises AxisError, ShapeError for ``kth`` out of range, DTypeError for complex.
     """
-    x = ordered("argpartition", a)
+    x = sortable(ordered("argpartition", a))
     x, a = flat_or_along("argpartition", x, axis)
     several = isinstance(kth, (tuple, list)) or bool(getattr(kth, "ndim", False))
     wanted = tuple(int(k) for k in kth) if several else (int(kth),)

@@ -10,7 +10,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import all_but
 from tapegrad.ops.apply import lift_axis
-from tapegrad.ops.dispatch import barrier, ordered, promote, tensor
+from tapegrad.ops.dispatch import barrier, ordered, promote, sortable, tensor
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.shape.join import flip
 from tapegrad.ops.shape.shape import expand_dims, flat_or_along, reshape
@@ -80,7 +80,7 @@ def argsort(
     Equal elements keep their order, whatever ``kind`` or ``stable`` say (they are NumPy's and the standard's).  Raises
     AxisError, DTypeError for complex.
     """
-    a = ordered("argsort", a)
+    a = sortable(ordered("argsort", a))
     a, dim = flat_or_along("argsort", a, axis)
     if not descending:
         return barrier(argsort_p, a, axis=dim)
@@ -137,7 +137,7 @@ def searchsorted(a: TensorLike, v: TensorLike, side: str = "left", sorter: Tenso
         raise ShapeError(f"searchsorted: x1 of shape {x.shape} and side {side!r}; need one dimension, left or right")
     if sorter is not None:
         x = take_along_axis(x, sorter, axis=0)
-    return barrier(searchsorted_p, x, y, side=side)
+    return barrier(searchsorted_p, sortable(x), sortable(y), side=side)
 
 
 class UniqueAll(NamedTuple):
@@ -171,8 +171,9 @@ def unique_all(x: TensorLike) -> UniqueAll:
     x = tensor("unique", x)
     with x.device.active():
         values, first, inverse, counts = x.device.xp.unique(
-            x._array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
+            sortable(x)._array, return_index=True, return_inverse=True, return_counts=True, equal_nan=False
         )
+        values = values.astype(x.dtype, copy=False)
     arrays = (values, first, inverse.reshape(x.shape), counts)
     return UniqueAll(*(from_array(a, x.device) for a in arrays))
 

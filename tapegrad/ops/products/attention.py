@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
-from tapegrad.device.dtypes import accumulator, bool_, in_float
+from tapegrad.device.dtypes import accumulator, bool_
 from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.device.types import Array, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import by_product, retained
 from tapegrad.ops.casting import rounds_products
-from tapegrad.ops.dispatch import barrier, cast, promote
+from tapegrad.ops.dispatch import barrier, cast, promote, whole_in_float64
 from tapegrad.ops.dispatch import tensor as ops_tensor
 from tapegrad.ops.products import _cuda_attention
 from tapegrad.ops.products import attention_curvature as curvature
@@ -397,7 +397,7 @@ def attention(
     16-bit numbers, one for each element of (..., h, t, s), that decide which weights are dropped.  On CUDA heads wider
     than 256 do not fit into a block's shared memory: then the weights are stored.  Raises ShapeError, DTypeError.
     """
-    q, k, v = promote("attention", (query, key, value), in_float)
+    q, k, v = promote("attention", (query, key, value), whole_in_float64)
     m = None if mask is None else ops_tensor("attention", mask, q)
     if min(q.ndim, k.ndim, v.ndim) < 3:
         raise ShapeError(f"attention: wanted (..., h, t, k), (..., g, s, k), (..., g, s, w), got {_shapes(q, k, v)}")

@@ -13,7 +13,6 @@ from typing import Any
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Bad, Primitive, Sample, bilinear
 from tapegrad.device import Device
-from tapegrad.device.dtypes import in_float
 from tapegrad.device.numerics import blas, conv_cpu, conv_lead, conv_onednn
 from tapegrad.device.numerics.conv_lead import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
@@ -22,7 +21,7 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import same_params
 from tapegrad.ops.casting import rounds_products
-from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.dispatch import barrier, promote, whole_in_float64
 from tapegrad.ops.products import _cuda_conv
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -281,7 +280,7 @@ def conv(x: TensorLike, w: TensorLike, /, *, moves: Moves) -> Tensor:
     x: ``(n, channels, *size)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, outputs, *positions)``.
     Raises ShapeError.
     """
-    x, w = promote("conv", (x, w), in_float)
+    x, w = promote("conv", (x, w), whole_in_float64)
     return of(x, w, as_chosen(moves, x))
 
 
@@ -291,7 +290,7 @@ def conv_transpose(x: TensorLike, w: TensorLike, /, *, moves: Moves, size: Shape
     x: ``(n, outputs, *positions)``; w: ``(outputs, channels / groups, *kernel)``; result: ``(n, channels, *size)``.
     Raises ShapeError.
     """
-    g, w = promote("conv_in_x", (x, w), in_float)
+    g, w = promote("conv_in_x", (x, w), whole_in_float64)
     return in_x(g, w, as_chosen(moves, g), size)
 
 

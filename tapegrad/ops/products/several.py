@@ -13,7 +13,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.create.creation import asarray
-from tapegrad.ops.dispatch import cast, in_float32, own, promote, tensor
+from tapegrad.ops.dispatch import cast, in_float32, own, promote, tensor, whole_in_float64
 from tapegrad.ops.elementwise.arithmetic import abs, multiply, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.complex import imag, real
@@ -221,7 +221,7 @@ def cdist(x1: TensorLike, x2: TensorLike, p: float = 2.0) -> Tensor:
     x1: ``(..., m, k)``, x2: ``(..., n, k)``, the result ``(..., m, n)``; leading dimensions broadcast.  The gradient
     is 0 where a distance is.  Raises ShapeError.
     """
-    x, y = promote("cdist", (x1, x2), dtypes.in_float)
+    x, y = promote("cdist", (x1, x2), whole_in_float64)
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1] or p < 0:
         raise ShapeError(f"cdist: rows of {x.shape} and {y.shape} in {p}-norm; need as many columns, and p >= 0")
     return _norm(expand_dims(x, -2) - expand_dims(y, -3), p, -1)
@@ -233,7 +233,7 @@ def dist(input: TensorLike, other: TensorLike, p: float = 2) -> Tensor:
 
     Raises ShapeError.
     """
-    x, y = promote("dist", (input, other), dtypes.in_float)
+    x, y = promote("dist", (input, other), whole_in_float64)
     return _norm(x - y, p, None)
 
 

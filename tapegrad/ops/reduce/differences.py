@@ -8,8 +8,8 @@ from typing import Any
 from tapegrad.core.aval import normalize_axes, normalize_axis
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
-from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.dispatch import barrier, cast, precise, promote, tensor
+from tapegrad.errors import DTypeError, ShapeError, TapegradError
+from tapegrad.ops.dispatch import barrier, cast, of_floats, precise, promote, tensor
 from tapegrad.ops.elementwise.arithmetic import maximum, minimum, remainder
 from tapegrad.ops.elementwise.comparison import equal, isnan
 from tapegrad.ops.elementwise.selection import where
@@ -121,6 +121,7 @@ def _steps(op: str, y: Tensor, x: TensorLike | None, dx: TensorLike, a: int) -> 
     return reshape(diff(x), (max(0, x.size - 1),) + (1,) * (y.ndim - 1 - a))
 
 
+@of_floats()
 def trapezoid(y: TensorLike, x: TensorLike | None = None, dx: TensorLike = 1.0, axis: int = -1) -> Tensor:
     """The integral along ``axis`` by the trapezoidal rule over coordinates ``x``, or steps of ``dx``.
 
@@ -132,6 +133,7 @@ def trapezoid(y: TensorLike, x: TensorLike | None = None, dx: TensorLike = 1.0, 
     return sum(d * (_along(y, a, 1, None) + _along(y, a, None, -1)) / 2.0, axis=a - y.ndim)
 
 
+@of_floats()
 def cumulative_trapezoid(
     y: TensorLike, x: TensorLike | None = None, dx: TensorLike = 1.0, axis: int = -1, initial: TensorLike | None = None
 ) -> Tensor:
@@ -151,8 +153,13 @@ def cumulative_trapezoid(
 
 
 def ediff1d(ary: TensorLike, to_end: TensorLike | None = None, to_begin: TensorLike | None = None) -> Tensor:
-    """Differences of neighbours in the flattened array, between ``to_begin`` and ``to_end``, flattened."""
+    """Differences of neighbours in the flattened array, between ``to_begin`` and ``to_end``, flattened.
+
+    Raises DTypeError for bools.
+    """
     x = tensor("ediff1d", ary)
+    if x.dtype.kind == "b":
+        raise DTypeError("ediff1d: bools have no differences; cast x to an integer dtype first")
     steps = diff(reshape(x, (x.size,)))
     around = [None if part is None else cast(tensor("ediff1d", part, x), x.dtype) for part in (to_begin, to_end)]
     begin, end = ([] if part is None else [reshape(part, (part.size,))] for part in around)

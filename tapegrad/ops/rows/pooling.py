@@ -20,7 +20,7 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.apply import same_params
 from tapegrad.ops.create.creation import arange, zeros
-from tapegrad.ops.dispatch import barrier, cast, promote
+from tapegrad.ops.dispatch import barrier, cast, promote, whole_in_float64
 from tapegrad.ops.products.convolution import fitted
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
@@ -240,13 +240,13 @@ pool_spread_p: Primitive = linear(
 
 def max_pool(x: TensorLike, /, *, window: Window) -> Tensor:
     """The largest element of each window of the trailing axes.  Raises ShapeError, DTypeError for complex numbers."""
-    (x,) = promote("max_pool", (x,), dtypes.in_float)
+    (x,) = promote("max_pool", (x,), whole_in_float64)
     return barrier(pool_take_p, x, barrier(pool_which_p, x, window=window), window=window)
 
 
 def max_pool_places(x: TensorLike, /, *, window: Window) -> tuple[Tensor, Tensor]:
     """:func:`max_pool`, and where in the flattened trailing axes each element comes from (int64)."""
-    (x,) = promote("max_pool", (x,), dtypes.in_float)
+    (x,) = promote("max_pool", (x,), whole_in_float64)
     which = barrier(pool_which_p, x, window=window)
     tap, position = cast(which, dtypes.int64), zeros((), dtype=dtypes.int64, device=x.device)
     positions, dims = window.positions, len(window.size)
@@ -259,11 +259,11 @@ def max_pool_places(x: TensorLike, /, *, window: Window) -> tuple[Tensor, Tensor
 
 def sum_pool(x: TensorLike, /, *, window: Window) -> Tensor:
     """The sum of each window of the trailing axes, in which padding counts as zeros.  Raises ShapeError."""
-    (x,) = promote("sum_pool", (x,), dtypes.in_float)
+    (x,) = promote("sum_pool", (x,), whole_in_float64)
     return barrier(pool_sum_p, x, window=window)
 
 
 def spread_pool(x: TensorLike, /, *, window: Window) -> Tensor:
     """The transpose of :func:`sum_pool`: each element added to all of its window.  Raises ShapeError."""
-    (x,) = promote("spread_pool", (x,), dtypes.in_float)
+    (x,) = promote("spread_pool", (x,), whole_in_float64)
     return barrier(pool_spread_p, x, window=window)

@@ -84,3 +84,18 @@ def test_empty_and_errors():
     ):
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_nan_sorts_last_in_every_dtype(dtype):
+    x = tg.astype(tg.asarray([3.0, np.nan, 1.0, np.nan, 2.0]), dtype)
+    as_float = lambda t: tg.astype(t, "float32").numpy()
+    np.testing.assert_array_equal(as_float(tg.sort(x)), [1, 2, 3, np.nan, np.nan])
+    np.testing.assert_array_equal(tg.argsort(x), [2, 4, 0, 1, 3])
+    np.testing.assert_array_equal(np.sort(as_float(tg.partition(x, 2))[:3]), [1, 2, 3])
+    np.testing.assert_array_equal(as_float(tg.unique(x)), [1, 2, 3, np.nan])
+    np.testing.assert_array_equal(as_float(tg.unique_values(x)), [1, 2, 3, np.nan, np.nan])
+    assert tg.unique_all(x).values.dtype == x.dtype
+    np.testing.assert_array_equal(tg.searchsorted(tg.sort(x), x), [2, 3, 0, 3, 1])
+    assert as_float(tg.nanmedian(x)) == 2
+    np.testing.assert_array_equal(as_float(tg.grad(lambda x: tg.sum(tg.sort(x)[:2]))(x)), [0, 0, 1, 0, 1])
