@@ -9,6 +9,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
+from waiting import never_waits
 
 from shim import standin
 
@@ -185,13 +186,29 @@ def test_host_copies(cupy):
     assert pinned.flags.writeable and cupy.cuda.alloc_pinned_memory(24).size() == 32
 
 
-def test_the_host_may_be_forbidden_to_wait(cupy):
-    import cupyx
+def _wait_on_another_stream(cupy):
+    other = cupy.cuda.Stream(non_blocking=True)
+    other.wait_event(cupy.cuda.get_current_stream().record())
+    other.synchronize()
 
-    with pytest.warns(FutureWarning, match="experimental"):
-        forbidden = cupyx.allow_synchronize(False)
-    with forbidden, pytest.raises(cupyx.DeviceSynchronized):
-        cupy.ones(1).item()
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda cupy: cupy.ones(1).get(),
+        lambda cupy: cupy.cuda.get_current_stream().synchronize(),
+        lambda cupy: cupy.cuda.get_current_stream().record().synchronize(),
+        lambda cupy: cupy.cuda.Device().synchronize(),
+        lambda cupy: cupy.cuda.runtime.deviceSynchronize(),
+        _wait_on_another_stream,
+    ],
+    ids=["copy", "stream", "event", "device", "runtime", "another stream"],
+)
+def test_a_wait_is_seen_by_an_event_behind_a_kernel_that_spins(cupy, wait):
+    with never_waits(cupy):
+        cupy.ones(5) + 1
+    with pytest.raises(AssertionError, match="has waited"), never_waits(cupy):
+        wait(cupy)
 
 
 def test_pool_accounting(cupy, pool):

@@ -147,8 +147,7 @@ def _build() -> dict[str, Any]:
                       __path__=[])  # fmt: skip
     top.__path__ = []  # type: ignore[attr-defined]
     cupyx = _module(
-        "cupyx", allow_synchronize=cuda.allow_synchronize, DeviceSynchronized=cuda.DeviceSynchronized,
-        empty_pinned=pinned.empty_pinned, __path__=[],
+        "cupyx", empty_pinned=pinned.empty_pinned, __path__=[],
         zeros_pinned=lambda shape, dtype=float, order="C": _zeroed(pinned.empty_pinned(shape, dtype, order)),
         scatter_add=lambda a, slices, value: a.scatter_add(slices, value),
         scatter_max=lambda a, slices, value: a.scatter_max(slices, value),

@@ -102,7 +102,6 @@ class ndarray(Operators):
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         """A copy in host memory."""
         capturing.refuse(getattr(stream, "ptr", stream), "a copy to the host", RuntimeError)
-        cuda.synchronizes()
         if out is not None:
             if not isinstance(out, np.ndarray):
                 raise TypeError("Only numpy.ndarray can be obtained from cupy.ndarray")
@@ -117,6 +116,8 @@ class ndarray(Operators):
             out = np.empty(self.shape, self.dtype, order=order)  # type: ignore[call-overload]
         out[...] = self._host
         name = "waits" if blocking else "get later"
+        if blocking:
+            cuda.wait(state.stream_pointer() if stream is None else getattr(stream, "ptr", stream))
         host = ((out.ctypes.data, out.nbytes),)
         with self._at_home():
             state.log("d2h", getattr(stream, "ptr", stream), name=name, reads=(span(self),), host=host)

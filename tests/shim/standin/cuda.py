@@ -3,37 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 from . import blas, capturing, memory, pool, state
 
 _numbers = itertools.count(1)
-
-
-def synchronizes() -> None:
-    """Raise where the caller forbade that the host waits for the device."""
-    if not state.thread.may_synchronize:
-        raise DeviceSynchronized("Device synchronization is detected")
-
-
-class DeviceSynchronized(RuntimeError):
-    """The host waited for the device inside ``allow_synchronize(False)``."""
-
-
-class allow_synchronize:
-    """Allow or forbid, inside the block, that the host waits for the device."""
-
-    def __init__(self, allow: bool):
-        warnings.warn("cupyx.allow_synchronize is experimental. The interface can change in the future.", FutureWarning,
-                      stacklevel=2)  # fmt: skip
-        self.allow = allow
-
-    def __enter__(self):
-        self.before, state.thread.may_synchronize = state.thread.may_synchronize, self.allow
-
-    def __exit__(self, *error):
-        state.thread.may_synchronize = self.before
 
 
 class Device:
@@ -71,8 +45,8 @@ class Device:
     def synchronize(self) -> None:
         state.require_device(self.id)
         capturing.refuse_everywhere("synchronizing the device")
-        synchronizes()
         _done.update(_pending)
+        state.spinning.clear()
         state.log("device synchronize")
 
     @property
@@ -118,6 +92,13 @@ _pending: dict[int, int] = {}
 _done: set[int] = set()
 
 
+def wait(stream: int) -> None:
+    """Wait, as the host, for everything on a stream: a kernel that spins ends."""
+    _done.update(mark for mark, s in _pending.copy().items() if s == stream)
+    if stream in state.spinning:
+        state.spinning.clear()
+
+
 def says_done(mark: int) -> bool:
     """Whether work is to look done that nothing has waited for."""
     says = state.config.stream_done
@@ -132,6 +113,7 @@ class Event:
         self.ptr, self._mark, self._timing = 0xE000_0000 + next(_numbers), 0, not disable_timing
         self._capture: capturing.Capture | None = None
         self._stuck = False
+        self._spinning: set[int] = set()
 
     def record(self, stream: Any = None) -> None:
         stream = stream or get_current_stream()
@@ -139,13 +121,14 @@ class Event:
         if self._capture is not None:
             return
         self._mark, self._stuck = next(_numbers), stream.ptr in state.stuck
+        self._spinning = state.spinning if stream.ptr in state.spinning else set()
         _pending[self._mark] = stream.ptr
         state.log("record", stream.ptr, event=self.ptr)
 
     @property
     def done(self) -> bool:
         self._require_outside("asking for an event")
-        if self._stuck:
+        if self._stuck or self._spinning:
             return False
         if not self._mark or self._mark in _done:
             return True
@@ -160,11 +143,11 @@ class Event:
 
     def synchronize(self) -> None:
         self._require_outside("synchronizing an event")
-        synchronizes()
         if self._stuck:
             raise AssertionError("a hang: the host waits for an event that will not be done")
         if self._mark:
             _done.add(self._mark)
+        self._spinning.clear()
         state.log("event synchronize", event=self.ptr)
 
 
@@ -208,17 +191,16 @@ class _Stream:
     @property
     def done(self) -> bool:
         capturing.refuse(self.ptr, "asking for a stream")
-        found = says_done(0)
+        found = self.ptr not in state.spinning and says_done(0)
         if found:
             state.log("stream done", self.ptr)
         return found
 
     def synchronize(self) -> None:
         capturing.refuse(self.ptr, "synchronizing a stream")
-        synchronizes()
         if self.ptr in state.stuck:
             raise AssertionError("a hang: the host waits for a stream that will not be done")
-        _done.update(mark for mark, stream in _pending.copy().items() if stream == self.ptr)
+        wait(self.ptr)
         state.log("stream synchronize", self.ptr)
 
     def record(self, event: Event | None = None) -> Event:
@@ -235,6 +217,8 @@ class _Stream:
             return
         if event._stuck:
             state.stuck.add(self.ptr)
+        if event._spinning:
+            event._spinning.add(self.ptr)
         state.log("wait", self.ptr, event=event.ptr)
 
     def launch_host_func(self, callback: Any, arg: Any) -> None:

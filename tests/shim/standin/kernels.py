@@ -137,5 +137,7 @@ class RawKernel:
         touched = tuple(one for one, _ in arrays)
         written = tuple(one for one, read_only in arrays if not read_only)
         state.launches.append(state.Launch(self.name, grid, block, number))
+        if "clock64" in self.code:
+            state.spin(number)
         state.log("launch", number, name=self.name, reads=touched, writes=written)
         function(grid, block, tuple(given), shared_mem=shared_mem)

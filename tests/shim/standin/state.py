@@ -84,11 +84,12 @@ class _Thread(threading.local):
         self.hooks: dict[str, Any] = {}
         self.handles: dict[int, int] = {}
         self.allocators: list = []
-        self.may_synchronize = True
 
 
 #: Streams on which something waits that will not come.
 stuck: set[int] = set()
+#: Streams behind a kernel that runs until the host waits for one of them; emptied when it ends.
+spinning: set[int] = set()
 #: Bytes of each device that cuBLAS holds.
 workspaces: dict[int, int] = {}
 #: The process that CUDA was first used in, since the last reset; how many resets there were.
@@ -108,6 +109,14 @@ def configure(**options: Any) -> None:
         allocations.count = 0
 
 
+def spin(stream: int) -> None:
+    """Let a kernel run on a stream until the host waits for it."""
+    global spinning
+    if not spinning:
+        spinning = set()  # events behind an earlier kernel keep its set, which is empty
+    spinning.add(stream)
+
+
 def reset() -> None:
     """Empty the logs and set every option back."""
     configure()
@@ -116,6 +125,7 @@ def reset() -> None:
     workspaces.clear()
     captures.clear()
     stuck.clear()
+    spinning.clear()
     process.id, process.resets = os.getpid(), process.resets + 1
     launches.clear()
     compiles.clear()
