@@ -91,6 +91,24 @@ def no_notes() -> Iterator[None]:
     assert not tally.taken(), "passes over memory were noted, and nobody has counted or dropped them"
 
 
+@pytest.fixture(autouse=True)
+def no_wrong_values() -> Iterator[None]:
+    """No test leaves a wrong value in a device's record, which a later test that reads a value would raise."""
+    from tapegrad.device import cuda
+    from tapegrad.errors import DeviceError
+
+    yield
+    for device in cuda.known():
+        try:
+            device.wait()
+        except DeviceError:  # a kernel has failed: xdist replaces this process, in which no other can run
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                os._exit(1)
+            raise
+        if device._checks is not None:
+            device.checks.clear()
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         present = ["cpu"] if why_no_cuda() else ["cpu", "cuda"]

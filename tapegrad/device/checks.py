@@ -9,7 +9,6 @@ lost (``kernels/check.cuh``).
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -45,33 +44,27 @@ def kind(name: Hashable, error: Describe) -> int:
 class Checks:
     """The record of one device; ``memory``: so many bytes of host memory as a NumPy array of bytes."""
 
-    def __init__(self, memory: Any, wait: Callable[[], None]) -> None:
+    def __init__(self, memory: Any) -> None:
         self._record = memory.view(RECORD)
         self._ticket = memory.view(np.uint64)
-        self._wait = wait
         self._address = int(memory.ctypes.data)
         self._numbers = itertools.count(1)
         self._lock = locks.lock()
-        self._clear()
+        self.clear()
 
     def argument(self, kind: int, low: int, high: int) -> Any:
         """What a kernel takes as its ``tg_check``, for one launch."""
         return np.array((self._address, next(self._numbers), kind, low, high), _CHECK)
-
-    def asked(self) -> None:
-        """A launch has been given an argument; with ``TAPEGRAD_CHECK_AT_ONCE=1`` the host waits for it."""
-        if os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
-            self._wait()
-            self.look()
 
     def look(self) -> None:
         """Raise the error of what the record holds, if anything; the caller has waited for the device."""
         if self._ticket[0]:
             with self._lock:
                 ticket, number, low, high, least, most = self._record[0].item()
-                self._clear()
+                self.clear()
             if ticket:
                 raise _errors[number](least, most, low, high)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Empty the record; the caller has waited for the device."""
         self._record[0] = (0, 0, 0, 0, _LIMITS.max, _LIMITS.min)

@@ -4,7 +4,8 @@ A device counts as available only when a kernel of ours has been compiled and la
 or NVRTC without a driver, is noticed here and not in the middle of a training step.
 
 Errors that depend on values, such as an index out of range, are noted by kernels and raised when a value is next read
-(:mod:`tapegrad.device.checks`), so a training step does not wait for a GPU.  ``TAPEGRAD_CHECK_AT_ONCE=1`` waits.
+(:mod:`tapegrad.device.checks`), so a training step does not wait for a GPU.  With ``TAPEGRAD_CHECK_AT_ONCE=1``, read
+when a device is first used, the host waits after each launch.
 
 Streams: everything runs on CuPy's current stream, after what was asked of the device on any other: the new stream first
 waits for an event on each.  So a tensor made on one stream may be used on another.  An array of the user's belongs to
@@ -14,6 +15,7 @@ the stream that is current when it is handed in (``asarray``).
 from __future__ import annotations
 
 import gc as garbage
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,7 +31,7 @@ from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.cudnn import CuDNN
 from tapegrad.device.graphs import Scratch, captured, refused
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.pressure import outside, pool_room, retried
+from tapegrad.device.pressure import outside, pool_room, retried, unusable
 from tapegrad.device.probe import Probe, look
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DeviceError, KernelError
@@ -47,7 +49,9 @@ _PER_THREAD = 2
 class CudaDevice(Device):
     """One GPU: CuPy's functions, memory from CuPy's pool."""
 
-    __slots__ = ("_before", "_busy", "_capturing", "_checks", "_cudnn", "_current", "_lent", "_lock", "_runtime")
+    __slots__ = (
+        "_before", "_busy", "_capturing", "_checks", "_cudnn", "_current", "_lent", "_lock", "_runtime", "at_once"
+    )  # fmt: skip
 
     def __init__(self, index: int, cupy: Namespace) -> None:
         super().__init__(f"cuda:{index}", "cuda", cupy, 0, lazy=True, index=index)
@@ -60,6 +64,7 @@ class CudaDevice(Device):
         self._before: int | None = None
         self._cudnn: tuple[CuDNN | None] | None = None
         self._lent: deque[tuple[Any, Any]] = deque()
+        self.at_once = os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _again, (self.index,)
@@ -74,13 +79,12 @@ class CudaDevice(Device):
             with self.active():
                 return f(*args, **kwargs)
         stream, busy = self._stream_of(), self._busy
-        if len(busy) > 1 or (busy and stream.ptr not in busy):
-            self._order(stream)
         try:
+            if len(busy) > 1 or (busy and stream.ptr not in busy):
+                self._order(stream)
             return f(*args, **kwargs)
         except RuntimeError as e:
-            if (lack := outside(e)) is not None:
-                raise lack from e
+            self._translate(e)
             raise
         finally:  # before the exception, work may have been queued
             if stream.ptr not in busy:
@@ -96,7 +100,12 @@ class CudaDevice(Device):
                     "several threads cannot be ordered: unset CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, or give each thread "
                     "a cupy.cuda.Stream of its own"
                 )
-            if stream.is_capturing():
+            try:
+                capturing = stream.is_capturing()
+            except RuntimeError as e:
+                self._translate(e)
+                raise
+            if capturing:
                 raise DeviceError(
                     "CUDA: the current stream is being captured by the program itself, and what tapegrad asks of it "
                     "would wait for other streams and use memory that is lent to others later: end the capture first, "
@@ -109,15 +118,20 @@ class CudaDevice(Device):
         """This device is CuPy's current one inside the block, its stream ordered after earlier work."""
         with nullcontext() if self._runtime.getDevice() == self.index else self.xp.cuda.Device(self.index):
             stream = self._stream_of()
-            self._order(stream)
             try:
+                self._order(stream)
                 yield
             except RuntimeError as e:
-                if (lack := outside(e)) is not None:
-                    raise lack from e
+                self._translate(e)
                 raise
             finally:
                 self._mark(stream)
+
+    def _translate(self, error: Exception, kernel: str = "") -> None:
+        """Raise the exception of tapegrad's for a lack of memory or a failed kernel, named ``kernel`` if known."""
+        translated = outside(error) or unusable(error, self, kernel)
+        if translated is not None:
+            raise translated from error
 
     def graph(self, f: Callable[[], object], scratch: Scratch | None = None) -> Any:
         """What ``f`` asks of this device, as a CUDA graph: nothing of it is done before the graph is launched.
@@ -174,6 +188,9 @@ class CudaDevice(Device):
             return self.call(self.xp.empty, shape, dtype)
         except MemoryError as e:
             return self._empty_after(e, shape, dtype)
+        except RuntimeError as e:
+            self._translate(e)
+            raise
 
     def _empty_after(self, lack: MemoryError, shape: tuple[int, ...], dtype: DType) -> Any:
         """CuPy has given back its unused blocks and tried again by then."""
@@ -190,6 +207,9 @@ class CudaDevice(Device):
                 return made
             except MemoryError as e:
                 made.append(self._empty_after(e, *lies[len(made)]))
+            except RuntimeError as e:
+                self._translate(e)
+                raise
         return [*made, *super().arrays(lies[len(made) :])]
 
     def give_back(self) -> None:
@@ -344,7 +364,7 @@ class CudaDevice(Device):
                 if self._checks is None:
                     pinned = self.xp.cuda.PinnedMemory(RECORD.itemsize)
                     memory = np.ndarray((RECORD.itemsize,), np.uint8, self.xp.cuda.PinnedMemoryPointer(pinned, 0))
-                    self._checks = Checks(memory, self._wait)
+                    self._checks = Checks(memory)
         return self._checks
 
     @property
@@ -355,9 +375,14 @@ class CudaDevice(Device):
                 self._cudnn = self._cudnn or (cudnn.made(self.xp, self.index),)
         return self._cudnn[0]
 
-    def _wait(self) -> None:
+    def wait(self, kernel: str = "") -> None:
+        """Wait for all work on this device.  Raises DeviceError if a kernel has failed, named ``kernel`` if known."""
         with self.active():
-            self._stream_of().synchronize()
+            try:
+                self._stream_of().synchronize()
+            except RuntimeError as e:
+                self._translate(e, kernel)
+                raise
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether ``x`` lies within the memory that ``of`` was cut from."""
@@ -385,11 +410,14 @@ class CudaDevice(Device):
     def launch(
         self, function: Any, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared: int = 0
     ) -> None:
-        """Run a compiled function on the current stream.  Errors of the driver are CuPy's."""
+        """Run a compiled function on the current stream; with ``TAPEGRAD_CHECK_AT_ONCE=1`` wait for it.
+
+        Errors of the driver are CuPy's.  Raises DeviceError if a kernel, this one or an earlier one, has failed.
+        """
         busy = self._busy
-        if shared > _PLAIN_SHARED and function.max_dynamic_shared_size_bytes < shared:
-            function.max_dynamic_shared_size_bytes = shared
         try:
+            if shared > _PLAIN_SHARED and function.max_dynamic_shared_size_bytes < shared:
+                function.max_dynamic_shared_size_bytes = shared
             if len(busy) == 1 and self._runtime.getDevice() == self.index and self._stream_of().ptr in busy:
                 function(grid, block, args, shared_mem=shared)  # nothing to wait for, and the stream is marked
             else:
@@ -397,9 +425,14 @@ class CudaDevice(Device):
         except (MemoryError, RuntimeError) as e:
             lack = e if isinstance(e, MemoryError) else outside(e)
             if lack is None:
+                self._translate(e)
                 raise
             again = lambda: self.call(function, grid, block, args, shared_mem=shared)
             retried(lack, self, "a kernel's memory", 0, again)
+        if self.at_once:
+            self.wait(function.name)
+            if self._checks is not None:
+                self._checks.look()
 
 
 _found: list[Probe] = []

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.device.types import Namespace
-from tapegrad.errors import BudgetError, DeviceMemoryError
+from tapegrad.errors import BudgetError, DeviceError, DeviceMemoryError
 
 if TYPE_CHECKING:
     from tapegrad.device.base import Device
@@ -40,6 +40,20 @@ def outside(error: BaseException) -> OutsideError | None:
     if status not in _NO_MEMORY.get(type(error).__name__, ()):
         return None
     return OutsideError(f"{error} (memory outside the pool)")
+
+
+_KERNEL_FAILED = {700, 702, 710, *range(714, 720)}
+"""Statuses of a failed kernel (illegal or misaligned address, assertion, ...): all later calls in the process fail."""
+
+
+def unusable(error: BaseException, device: Device, kernel: str = "") -> DeviceError | None:
+    """Return the exception to raise if ``error`` leaves the process without CUDA; ``kernel``: the one that failed."""
+    cuda_error = type(error).__name__ in ("CUDARuntimeError", "CUDADriverError")
+    if not cuda_error or getattr(error, "status", None) not in _KERNEL_FAILED:
+        return None
+    cause = f"kernel {kernel} failed" if kernel else "an earlier kernel failed"
+    remedy = "start it anew" if kernel else "start it anew, with TAPEGRAD_CHECK_AT_ONCE=1 to find the kernel"
+    return DeviceError(f"{device}: {cause} ({error}), and CUDA is unusable in this process: {remedy}")
 
 
 _relieve: Callable[[int], bool] = lambda nbytes: False

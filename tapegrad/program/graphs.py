@@ -135,7 +135,7 @@ class GraphReplay(Replay):
         self._scratch = self._gpu.scratch()
         self._reasons.clear()
         pieces: list[Callable[[], object]] = []
-        if os.environ.get("TAPEGRAD_FUNCTION") == "2" or os.environ.get("TAPEGRAD_CHECK_AT_ONCE") == "1":
+        if os.environ.get("TAPEGRAD_FUNCTION") == "2" or self._gpu.at_once:
             self._pieces = list(self._code.blocks)
             return
         start = 0

@@ -82,14 +82,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_raised_when_a_value_is_read(name, monkeypatch):
+def test_what_is_wrong_is_raised_when_a_value_is_read(name, cuda, monkeypatch):
     make, wrong, text = WRONG[name]
     made = make(wrong)
     with pytest.raises(IndexingError, match=text):
         made.item()
     tg.ones(2).numpy()  # told once
     assert np.isfinite(make(1).item())
-    monkeypatch.setenv("TAPEGRAD_CHECK_AT_ONCE", "1")
+    monkeypatch.setattr(cuda, "at_once", True)
     with pytest.raises(IndexingError, match=text):
         make(wrong)
     assert np.isfinite(make(1).item())

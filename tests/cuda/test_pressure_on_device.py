@@ -117,8 +117,8 @@ def test_a_launch_that_finds_no_memory_is_repeated(cuda, cupy):
     once = Once(function, driver(2, "CUDA_ERROR_OUT_OF_MEMORY: out of memory"))
     cuda.launch(once, (1,), (1,), (x,))
     assert once.calls == 2 and cuda.numpy(x)[0] == 7
-    with pytest.raises(driver, match="ILLEGAL_ADDRESS"):
-        cuda.launch(Once(function, driver(700, "CUDA_ERROR_ILLEGAL_ADDRESS")), (1,), (1,), (x,))
+    with pytest.raises(driver, match="INVALID_HANDLE"):
+        cuda.launch(Once(function, driver(400, "CUDA_ERROR_INVALID_HANDLE")), (1,), (1,), (x,))
 
 
 def test_only_errors_of_memory_count(cupy):

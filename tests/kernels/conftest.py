@@ -25,15 +25,8 @@ def _module(text, options, check):
     return host.HostModule(text, options, check=check)
 
 
-class AtOnce(Checks):
-    """What is wrong is raised by the launch that finds it."""
-
-    def asked(self):
-        self.look()
-
-
 class HostDevice:
-    """What launch code needs of a device; fresh memory is full of rubbish."""
+    """What launch code needs of a device; fresh memory is full of rubbish, and a launch raises what it finds wrong."""
 
     cudnn = None
 
@@ -42,7 +35,7 @@ class HostDevice:
         self.check = check
         memory = np.zeros(RECORD.itemsize, np.uint8)
         host.register(memory.ctypes.data, memory.nbytes)
-        self.checks = AtOnce(memory, lambda: None)
+        self.checks = Checks(memory)
 
     def empty(self, shape, dtype):
         found = np.empty(shape, dtype)
@@ -54,6 +47,7 @@ class HostDevice:
 
     def launch(self, function, grid, block, args, shared=0):
         function(grid, block, args, shared_mem=shared)
+        self.checks.look()
 
 
 @pytest.fixture(scope="session")

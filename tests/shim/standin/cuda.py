@@ -230,6 +230,7 @@ class _Stream:
         callback(self, 0, arg)
 
     def is_capturing(self) -> bool:
+        state.require_sound()
         capture = capturing.of(self.ptr)
         if capture is not None and capture.broken:
             raise state.CUDARuntimeError(901, "cudaErrorStreamCaptureInvalidated: " + capture.broken)

@@ -141,3 +141,5 @@ class RawKernel:
             state.spin(number)
         state.log("launch", number, name=self.name, reads=touched, writes=written)
         function(grid, block, tuple(given), shared_mem=shared_mem)
+        if state.config.fault_after is not None and state.fault.left is None:
+            state.fault.left = state.config.fault_after

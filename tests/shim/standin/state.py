@@ -15,11 +15,12 @@ MISSING_HEADERS = "Failed to find CUDA headers. Please install the CUDA headers 
 #: it each time it is asked; ``check=True`` has the host shim watch every access that a kernel makes; ``pinned``: bytes
 #: of host memory that can be pinned; ``workspace``: what a handle of cuBLAS takes of a device beside the pool, and
 #: ``workspace_fails`` the status where there is no room; ``nccl``: whether the library is there, ``nccl_patience``:
-#: seconds after which a stream is stuck on which NCCL waits for other ranks.
+#: seconds after which a stream is stuck on which NCCL waits for other ranks. ``fault_after``: the next launch fails,
+#: that many calls after it succeed, and all after these raise an error of the status ``fault``.
 DEFAULTS: dict[str, Any] = {
     "devices": 2, "nvrtc": True, "headers": True, "allocation_fails_at": None, "memory": 8 << 30, "stream_done": True,
     "check": False, "pinned": 1 << 40, "workspace": 8 << 20, "workspace_fails": 1, "nccl": True,
-    "nccl_patience": 10.0,
+    "nccl_patience": 10.0, "fault_after": None, "fault": 700,
 }  # fmt: skip
 config = SimpleNamespace(**DEFAULTS)
 
@@ -69,6 +70,8 @@ launches: list[Launch] = []
 compiles: list[tuple] = []
 allocations = SimpleNamespace(count=0)
 pinned = SimpleNamespace(bytes=0)
+#: How many calls still succeed after a launch that failed.
+fault = SimpleNamespace(left=None)
 #: By the pointers of streams that are capturing, what they were asked (see ``capturing``).
 captures: dict[int, Any] = {}
 #: Streams that do not wait for the legacy default stream, nor it for them.
@@ -125,6 +128,7 @@ def reset() -> None:
     workspaces.clear()
     captures.clear()
     stuck.clear()
+    fault.left = None
     spinning.clear()
     process.id, process.resets = os.getpid(), process.resets + 1
     launches.clear()
@@ -140,6 +144,14 @@ def require_device(number: int | None = None) -> None:
         raise CUDARuntimeError(35, INSUFFICIENT_DRIVER)
     if number is not None and not 0 <= number < config.devices:
         raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
+
+
+def require_sound() -> None:
+    """Raise the error of a launch that failed, once the calls that do not notice it are over."""
+    if fault.left is not None:
+        if not fault.left:
+            raise CUDARuntimeError(config.fault, f"cudaError{config.fault}: of an earlier launch")
+        fault.left -= 1
 
 
 def require_compiler() -> None:
@@ -172,6 +184,8 @@ def _require_uncaptured(kind: str, name: str, stream: int) -> None:
 
 def log(kind: str, stream: int | None = None, **fields: Any) -> None:
     """Note one operation, on the current stream unless told otherwise."""
+    if kind not in ("free", "unpin"):
+        require_sound()
     if captures:
         _require_uncaptured(kind, fields.get("name", ""), stream_pointer() if stream is None else stream)
     entry = Entry(kind, stream_pointer() if stream is None else stream, device=thread.device, **fields)
