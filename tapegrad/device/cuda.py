@@ -31,7 +31,7 @@ from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.cudnn import CuDNN
 from tapegrad.device.graphs import Scratch, captured, refused
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.pressure import outside, pool_room, retried, unusable
+from tapegrad.device.pressure import other_allocator, outside, pool_room, retried, unusable
 from tapegrad.device.probe import Probe, look
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DeviceError, KernelError
@@ -213,13 +213,15 @@ class CudaDevice(Device):
         return [*made, *super().arrays(lies[len(made) :])]
 
     def give_back(self) -> None:
-        """Unused blocks go from CuPy's pool to the driver: neighbours become one."""
+        """Unused blocks go from CuPy's pool to the driver: neighbours become one.  Another allocator keeps its own."""
         with self.active():
             self.xp.get_default_memory_pool().free_all_blocks()
 
     def usage(self) -> tuple[int, int]:
-        """Bytes of CuPy's pool in use, by any code in this process, and its idle bytes."""
+        """Bytes of CuPy's pool in use, by any code here, and its idle bytes; (-1, 0) with another allocator."""
         with self.active():
+            if other_allocator(self.xp) is not None:
+                return -1, 0
             pool = self.xp.get_default_memory_pool()
             return pool.used_bytes(), pool.free_bytes()
 

@@ -102,12 +102,24 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def other_allocator(cupy: Namespace) -> str | None:
+    """Return the name of the allocator set by ``cupy.cuda.set_allocator``; None: CuPy's default pool."""
+    allocator = cupy.cuda.get_allocator()
+    owner = getattr(allocator, "__self__", None)
+    if owner is cupy.get_default_memory_pool():
+        return None
+    module = getattr(allocator, "__module__", None) or type(owner or allocator).__module__
+    return f"{module}.{getattr(allocator, '__qualname__', type(allocator).__name__)}"
+
+
 def pool_room(cupy: Namespace, nbytes: int, outside_bytes: int, cudnn_bytes: int = 0) -> str:
     """Text for an error: the memory there is on CuPy's current device, after a request for ``nbytes`` failed.
 
     ``outside_bytes``: what cuBLAS holds beside the pool; ``cudnn_bytes``: what cuDNN's handle does.
     """
     pool, (free, total) = cupy.get_default_memory_pool(), cupy.cuda.runtime.memGetInfo()
+    if (name := other_allocator(cupy)) is not None:
+        return f"memory comes from the allocator {name}; {free} of {total} bytes are free on the device"
     idle, limit = pool.free_bytes(), pool.get_limit()
     state = "in pieces that are too small (fragmented)" if idle >= nbytes else "(full)"
     fits = max(0, min(free, limit - pool.total_bytes()) if limit else free)

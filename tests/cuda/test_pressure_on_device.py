@@ -124,3 +124,22 @@ def test_a_launch_that_finds_no_memory_is_repeated(cuda, cupy):
 def test_only_errors_of_memory_count(cupy):
     assert pressure.outside(cupy.cuda.cublas.CUBLASError(1)) and pressure.outside(cupy.cuda.cublas.CUBLASError(3))
     assert not pressure.outside(cupy.cuda.cublas.CUBLASError(7)) and not pressure.outside(RuntimeError("status 3"))
+
+
+def test_another_allocator_is_named_and_nothing_is_claimed_of_its_memory(cuda, cupy):
+    memory = cupy.cuda.memory
+
+    def allocate(nbytes):
+        if nbytes > 1 << 20:
+            raise memory.OutOfMemoryError(nbytes, 0, 0)
+        return cupy.cuda.MemoryPointer(memory.Memory(nbytes), 0)
+
+    cuda.empty((1000,), np.dtype("float32"))  # idle bytes in the pool
+    with cupy.cuda.using_allocator(allocate):
+        with tg.device(cuda):
+            assert (tg.ones((64, 64)) @ tg.ones((64, 64))).numpy()[0, 0] == 64
+        assert cuda.usage() == (-1, 0)
+        with pytest.raises(DeviceMemoryError, match=r"from the allocator .*allocate; .* free on the device") as error:
+            cuda.empty((1 << 20,), np.dtype("float32"))
+    assert "fragmented" not in str(error.value) and "would fit" not in str(error.value)
+    assert cuda.usage()[0] >= 0

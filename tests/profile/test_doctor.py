@@ -154,10 +154,19 @@ def test_pools(cupy):
         assert as_json()["memory"]["pool of cuda:0"]["limit bytes"] == 1 << 30
         assert "type MemoryPool, limit 1.00 GiB, used " in run() and "type HostPool, limit none, used " in run()
         cupy.cuda.set_allocator(lambda size: allocator(size))
-        assert "<lambda>" in as_json()["memory"]["pool of cuda:0"]["type"]
+        report = as_json()
+        assert "<lambda>" in report["memory"]["pool of cuda:0"]["type"]
+        assert "not compared: memory comes from the allocator " in report["ledger = allocator"]["cuda:0"]
     finally:
         cupy.cuda.set_allocator(allocator)
         pool.set_limit(size=0)
+
+
+def test_cupy_without_nccl(cupy, monkeypatch):
+    nccl = sys.modules["cupy.cuda.nccl"]
+    monkeypatch.setattr(nccl, "available", False)
+    monkeypatch.delattr(nccl, "get_version")
+    assert "none (CuPy finds no NCCL)" in run()
 
 
 def nvml(monkeypatch, **members):

@@ -16,9 +16,9 @@ class Checker:
     """Compares, and keeps the largest difference.
 
     On CUDA: bytes in use of CuPy's pool, before every operation, with tolerance 0; what the pool held for others when
-    recording began is left out.  On the CPU: the bytes of NumPy's domain in ``tracemalloc``, at the end of each step,
-    with a tolerance of a page and a half per array: bytes that the ledger has and NumPy has not (not the other way
-    round, since programs have arrays of their own).
+    recording began is left out.  With another allocator nothing is compared.  On the CPU: the bytes of NumPy's domain
+    in ``tracemalloc``, at the end of each step, with a tolerance of a page and a half per array: bytes that the ledger
+    has and NumPy has not (not the other way round, since programs have arrays of their own).
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Checker:
         if self._pooled:
             self._others = used - LEDGER.live_bytes
             journal.before_op = self._compare_pool
-        else:
+        elif current_device().kind == "cpu":
             self._traced = not tracemalloc.is_tracing()
             tracemalloc.start()
             self._others = traced() - idle - LEDGER.live_bytes
@@ -44,7 +44,7 @@ class Checker:
         """Compare now."""
         if self._pooled:
             self._compare_pool()
-        elif self._journal is not None and tracemalloc.is_tracing():
+        elif self._journal is not None and current_device().kind == "cpu" and tracemalloc.is_tracing():
             _, idle = current_device().usage()
             with LEDGER.held() as entries:
                 missing, slack = LEDGER.live_bytes - (traced() - idle - self._others), PER_ARRAY * (1 + len(entries))
