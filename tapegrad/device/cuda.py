@@ -416,6 +416,8 @@ class CudaDevice(Device):
 
         Errors of the driver are CuPy's.  Raises DeviceError if a kernel, this one or an earlier one, has failed.
         """
+        if 0 in grid:
+            return  # CuPy would launch one block
         busy = self._busy
         try:
             if shared > _PLAIN_SHARED and function.max_dynamic_shared_size_bytes < shared:

@@ -323,3 +323,11 @@ def test_importing_tapegrad_does_not_import_cupy():
     code = "import sys, {}; sys.exit('cupy' in sys.modules)"
     run = lambda name: subprocess.run([sys.executable, "-c", code.format(name)], timeout=60).returncode
     assert (run("tapegrad"), run("tapegrad, cupy")) == (0, 1)
+
+
+def test_an_empty_grid_launches_nothing(cuda):
+    function = cuda.compile('extern "C" __global__ void seven(int* x) { *x = 7; }', "seven", ())
+    x = cuda.array(np.zeros(1, "int32"))
+    for grid in ((0,), (3, 0)):
+        cuda.launch(function, grid, (1,), (x,))
+    assert cuda.numpy(x)[0] == 0 and "seven" not in [launch.name for launch in standin.launches]
