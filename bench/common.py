@@ -138,12 +138,16 @@ def worst_difference(got: Any, want: Any, floor: float = 0.0) -> float:
     return float(difference) if np.isfinite(difference) else float("inf")
 
 
+class Disagreement(SystemExit):
+    """Results of two libraries differ: ends the script, unless it goes on with the others."""
+
+
 def must_agree(who: str, what: str, got: Any, want: Any, tolerance: float, floor: float = 0.0) -> float:
-    """``worst_difference``; ends the script where it is above ``tolerance``."""
-    found = worst_difference(got, want, floor)
-    if found > tolerance:
-        raise SystemExit(f"{who}: {what} differs by {found:.2e} of its largest value; tolerance {tolerance:.0e}")
-    return found
+    """Return ``worst_difference``.  Raises Disagreement if it is above ``tolerance``."""
+    worst = worst_difference(got, want, floor)
+    if worst > tolerance:
+        raise Disagreement(f"{who}: {what} differs by {worst:.2e} of its largest value; tolerance {tolerance:.0e}")
+    return worst
 
 
 def about(threads: int) -> dict[str, Any]:

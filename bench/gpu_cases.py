@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gpu_common
@@ -39,7 +39,10 @@ class Case:
     def makers(self, run: gpu_common.Run) -> dict[str, Callable[[], Callable[[], list[Any]]]]:
         """By library: a function that uploads the inputs and gives the call to time."""
         arrays = self.inputs()
-        found: dict[str, Any] = {"tapegrad": lambda: self._tapegrad(run.tg, arrays)}
+        found: dict[str, Any] = {
+            "tapegrad": lambda: self._tapegrad(run.tg, arrays),
+            "function": lambda: self._tapegrad(run.tg, arrays, run.tg.function),
+        }
         if "cupy" in self.forward:
             found["cupy"] = lambda: self._cupy(run.cupy, arrays)
         if run.torch is not None and "torch" in self.forward:
@@ -52,20 +55,24 @@ class Case:
             found["jax"] = lambda: self._jax(run.jax, arrays)
         return found
 
-    def _tapegrad(self, tg: Any, arrays: list[Any]) -> Callable:
+    def _tapegrad(self, tg: Any, arrays: list[Any], wrap: Callable = lambda f: f) -> Callable:
         forward = self.forward["tapegrad"]
         inputs = [tg.asarray(a) if a.dtype.kind == "i" else tg.asarray(a, dtype=self.dtype) for a in arrays]
         for x in inputs:
             x._array  # noqa: B018
 
-        def call() -> list[Any]:
+        def compute(*inputs: Any) -> list[Any]:
             if not self.backward:
-                found = [forward(tg, *inputs)]
-            else:
-                with tg.GradientTape() as tape:
-                    tape.watch(inputs[:-1])
-                    y = forward(tg, *inputs[:-1])
-                found = tape.gradient(y, inputs[:-1], output_gradients=inputs[-1])
+                return [forward(tg, *inputs)]
+            with tg.GradientTape() as tape:
+                tape.watch(inputs[:-1])
+                y = forward(tg, *inputs[:-1])
+            return tape.gradient(y, inputs[:-1], output_gradients=inputs[-1])
+
+        compute = wrap(compute)
+
+        def call() -> list[Any]:
+            found = compute(*inputs)
             for t in found:
                 t._array  # noqa: B018
             return found
@@ -183,8 +190,18 @@ def _torch_norm(torch: Any, x: Any, g: Any, b: Any) -> Any:
     return torch.nn.functional.layer_norm(x, x.shape[-1:], g, b, 1e-5)
 
 
-def cases(elements: int) -> list[Case]:
-    """All of them, for arrays of so many float32."""
+def cases(elements: int, dtype: str = "float32") -> list[Case]:
+    """All of them, for arrays of so many elements; CuPy and Adam only in float32."""
+    if dtype == "float32":
+        return _cases(elements)
+    return [
+        replace(case, name=f"{case.name}, {dtype}", dtype=dtype, nbytes=case.nbytes // 2, tolerance=5e-2,
+                forward={who: f for who, f in case.forward.items() if who != "cupy"})
+        for case in _cases(elements) if not isinstance(case, Adam)
+    ]  # fmt: skip
+
+
+def _cases(elements: int) -> list[Case]:
     import numpy as np
 
     width = min(4096, 1 << (elements.bit_length() // 2))

@@ -44,8 +44,8 @@ def per_call(run: gpu_common.Run, calls: dict[str, Callable[[], Any]], number: i
     return times
 
 
-def overheads(run: gpu_common.Run) -> list[dict[str, Any]]:
-    """Host time of one kernel, by what asks for it."""
+def overheads(run: gpu_common.Run) -> dict[str, Any]:
+    """Host seconds of one kernel, by what asks for it."""
     import numpy as np
 
     tg, cupy = run.tg, run.cupy
@@ -74,11 +74,8 @@ def overheads(run: gpu_common.Run) -> list[dict[str, Any]]:
         chain()
     kernels = {"tapegrad, 50 operations and gradient": measured.kernel_runs}
     times = per_call(run, calls, 3 if run.dry else 500)
-    return [
-        {"what": who, "kernels": kernels.get(who, 1), "host_us": common.median(t) * 1e6,
-         "host_us_per_kernel": common.median(t) * 1e6 / kernels.get(who, 1)}
-        for who, t in times.items()
-    ]  # fmt: skip
+    seconds = {who: common.median(t) / kernels.get(who, 1) for who, t in times.items()}
+    return {"seconds": seconds, "kernels": kernels}
 
 
 def recomputing(run: gpu_common.Run) -> dict[str, Any]:
@@ -121,24 +118,19 @@ def recomputing(run: gpu_common.Run) -> dict[str, Any]:
     return {
         "what": f"four elementwise segments on {rows} x {width}",
         "seconds": {who: common.median(t) for who, t in times.items()},
-        "of_plain": 1 / common.ratio(times["recompute_grad"], times["plain"]),
+        "times_faster": {"recompute_grad": 1 / common.ratio(times["recompute_grad"], times["plain"])},
         "peak_bytes": peaks,
     }
 
 
 def main() -> None:
     options = gpu_common.parser(__doc__, seconds=60, rounds=11).parse_args()
-    run = gpu_common.begin(options)
-    rows = overheads(run)
-    again = recomputing(run)
-    cells = [(r["what"], r["kernels"], f"{r['host_us']:.1f}", f"{r['host_us_per_kernel']:.1f}") for r in rows]
-    title = "host time of kernels on 1,024 float32"
-    gpu_common.deliver(
-        run, "gpu-host", title, ["", "kernels", "us", "us per kernel"], cells, rows, recompute_grad=again
-    )
-    plain, recomputed = (again["seconds"][who] * 1e3 for who in ("plain", "recompute_grad"))
-    print(f"recompute_grad, {again['what']}: {recomputed:.2f} ms, plain {plain:.2f} ms: {again['of_plain']:.2f} times")
-    print("peak bytes: " + ", ".join(f"{who} {n:,d}" for who, n in again["peak_bytes"].items()))
+
+    def work(run: gpu_common.Run, report: gpu_common.Report) -> None:
+        report.case("host time of one kernel on 1,024 float32", lambda: overheads(run))
+        report.case("recompute_grad", lambda: recomputing(run))
+
+    gpu_common.conduct(options, "gpu-host", work)
 
 
 if __name__ == "__main__":

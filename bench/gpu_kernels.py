@@ -1,9 +1,10 @@
 """Runs every whole kernel and kernels of every generated form once, small: for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck --error-exitcode 1 python bench/gpu_kernels.py [--dry-run]
+    compute-sanitizer --target-processes all --tool memcheck --error-exitcode 1 python bench/gpu_kernels.py [--dry-run]
 
 Widths are such that rows are a warp's, a block's and too long for registers, with and without a tail.  Results are
-compared with the CPU engine.  The script fails where a declared kernel has not run.
+compared with the CPU engine.  The script fails where a declared kernel has not run.  compute-sanitizer needs
+``--target-processes all``, since cases run in a child process.
 """
 
 from __future__ import annotations
@@ -145,37 +146,44 @@ def rows_alone(tg: Any, np: Any) -> None:
         common.must_agree("rows alone", "a table", got, want, 1e-5)
 
 
-def main() -> None:
-    options = gpu_common.parser(__doc__, seconds=120, rounds=1).parse_args()
-    options.peers = ""  # nothing but our own kernels is to be checked
-    run = gpu_common.begin(options)
+def work(run: gpu_common.Run, report: gpu_common.Report) -> None:
     import numpy as np
 
     from tapegrad.device import asdevice, cudnn
     from tapegrad.device.kernel import DECLARED
 
-    widths = WIDTHS[:2] if options.dry_run else WIDTHS
-    dtypes = ("float32",) if options.dry_run else tuple(TOLERANCE)
-    left = 0
-    optimizers(run.tg, np)
-    with cudnn.without(asdevice("cuda")):
-        convolutions(run.tg, np)
-    finished(asdevice("cuda"), np)
-    attention(run.tg, np)
-    rows_alone(run.tg, np)
-    print("optimizers, convolutions, attention")
+    tg, resumed = run.tg, bool(report.rows)
+
+    def without_cudnn() -> None:
+        with cudnn.without(asdevice("cuda")):
+            convolutions(tg, np)
+
+    def check(name: str, f: Callable[[], object]) -> None:
+        report.case(name, lambda: {"result": f()})
+
+    check("convolutions", without_cudnn)
+    check("bias and relu", lambda: finished(asdevice("cuda"), np))
+    check("attention", lambda: attention(tg, np))
+    check("optimizers", lambda: optimizers(tg, np))
+    check("rows alone", lambda: rows_alone(tg, np))
+    widths = WIDTHS[:2] if run.dry else WIDTHS
+    dtypes = ("float32",) if run.dry else tuple(TOLERANCE)
     for dtype, width in itertools.product(dtypes, widths):  # the first round runs every kernel already
-        for name, f in computations(run.tg).items():
-            if run.late():
-                left += 1
-            else:
-                compared(run.tg, np, name, f, dtype, (6, width))
-        print(dtype, width, flush=True)
-    run.wait()
-    unused = [kernel for kernel in DECLARED if not kernel._functions]
-    if unused:
-        raise SystemExit(f"never launched: {unused}")
-    print(f"all {len(DECLARED)} declared kernels have run; combinations for which no time was left: {left}")
+        for name, f in computations(tg).items():
+            check(f"{name}, {dtype}, width {width}", lambda a=(name, f, dtype, (6, width)): compared(tg, np, *a))
+
+    def all_launched() -> None:
+        if unused := [kernel for kernel in DECLARED if not kernel._functions]:
+            raise SystemExit(f"never launched: {unused}")
+
+    if not resumed:  # else an earlier process has launched some
+        check("all declared kernels have run", all_launched)
+
+
+def main() -> None:
+    options = gpu_common.parser(__doc__, seconds=120, rounds=1).parse_args()
+    options.peers = ""  # nothing but our own kernels is to be checked
+    gpu_common.conduct(options, "gpu-kernels", work)
 
 
 if __name__ == "__main__":

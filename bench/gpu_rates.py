@@ -28,6 +28,7 @@ import gpu_common
 import gpu_speed
 
 DTYPES = ("bfloat16", "float16", "float32")
+"""In the order in which they are measured: what most programs use first."""
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Of the largest value: halves are rounded at other places by every library."""
 
@@ -66,7 +67,8 @@ class Convolved(Rated):
 def product_rate(run: gpu_common.Run, dtype: str, n: int) -> float:
     """Operations per second, the best of some rounds."""
     tg = run.tg
-    a, b = (tg.random.normal((n, n), dtype=dtype) for _ in range(2))  # of constants a GPU multiplies faster
+    # Not constants, which take less power, so that the clock is higher than with real numbers.
+    a, b = (tg.random.normal((n, n), dtype=dtype) for _ in range(2))
     call = lambda: tg.matmul(a, b)._array
     return 2 * n**3 / min(gpu_common.timed(run, {"product": call})["product"])
 
@@ -171,10 +173,11 @@ def block(batch: int, context: int, width: int, heads: int) -> Block:
 
 def cases(dry: bool) -> Iterator[Rated]:
     """All of them, for a dry run at tiny sizes."""
+    lengths = ((8, 1, 2),) if dry else ((2048, 8, 16), (16384, 1, 16), (128, 128, 16))
+    image = (1, 4, 6, 6) if dry else (32, 64, 56, 56)
     for dtype in DTYPES[::2] if dry else DTYPES:
-        for length, batch, heads in ((8, 1, 2),) if dry else ((128, 128, 16), (2048, 8, 16), (16384, 1, 16)):
+        for length, batch, heads in lengths:
             yield from attention(length, batch, heads, 8 if dry else 64, dtype)
-        image = (1, 4, 6, 6) if dry else (32, 64, 56, 56)
         for name, size, groups in (("3x3", 3, 1), ("1x1", 1, 1), ("3x3, depthwise", 3, image[1])):
             yield from convolution(name, image, image[1], size, groups, dtype)
     yield block(2, 4, 16, 2) if dry else block(8, 1024, 1024, 16)
@@ -188,58 +191,30 @@ def same_arithmetic(run: gpu_common.Run) -> None:
         run.jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
-    """A line of the table."""
-    faster = lambda who: f"{row['times_faster'][who]:.2f}" if who in row["times_faster"] else "-"
-    own = f"{row['seconds']['tapegrad'] * 1e6:.0f}", f"{row['of_copy']['tapegrad']:.0%}"
-    return (
-        row["case"],
-        *own,
-        f"{row['of_products']['tapegrad']:.0%}",
-        *map(faster, ("function", "own kernels", "torch", "compile", "jax")),
-    )
-
-
 def main() -> None:
     parser = gpu_common.parser(__doc__, seconds=75, rounds=5)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     options = parser.parse_args()
-    run = gpu_common.begin(options)
-    if run.dry:
-        from shim.standin import libcudnn
 
-        libcudnn.offer()
-    same_arithmetic(run)
-    bandwidth = gpu_speed.copy_bandwidth(run, 1 << (12 if run.dry else 26))
-    rates = {dtype: product_rate(run, dtype, 32 if run.dry else 8192) for dtype in DTYPES}
+    def work(run: gpu_common.Run, report: gpu_common.Report) -> None:
+        same_arithmetic(run)
+        report.case("copy", lambda: {"rate": gpu_speed.copy_bandwidth(run, 1 << (12 if run.dry else 26))})
+        for dtype in DTYPES:
+            rate = lambda dtype=dtype: {"rate": product_rate(run, dtype, 32 if run.dry else 8192)}
+            report.case(f"product, {dtype}", rate)
+        for case in cases(run.dry):
+            if options.only in case.name:
+                report.case(case.name, lambda case=case: rated(run, report, case))
 
-    def measure(case: Rated) -> dict[str, Any]:
-        row = gpu_speed.compare(run, case)
-        row["operations"] = case.operations
-        row["of_copy"] = {who: case.nbytes / s / bandwidth for who, s in row["seconds"].items()}
-        row["of_products"] = {who: case.operations / s / rates[case.dtype] for who, s in row["seconds"].items()}
-        return row
+    gpu_common.conduct(options, "gpu-rates", work)
 
-    chosen = (case for case in cases(run.dry) if options.only in case.name)
-    rows = gpu_common.each(run, "gpu-rates", chosen, measure)
-    cells = [gpu_common.cells_of_others(row) or cells_of(row) for row in rows]
-    columns = [
-        "",
-        "us",
-        "of copy",
-        "of products",
-        "x tg.function",
-        "x own kernels",
-        "x PyTorch",
-        "x torch.compile",
-        "x JAX",
-    ]
-    told = ", ".join(f"{dtype} {rate / 1e12:.1f}" for dtype, rate in rates.items())
-    title = f"copy at {bandwidth / 1e9:.0f} GB/s, products at {told} Tflop/s; tapegrad is x faster than"
-    if run.dry:
-        title, cells = "the rates of copies and products: not measured", [(r["case"], "not measured") for r in rows]
-    gpu_common.deliver(run, "gpu-rates", title, columns, cells, rows, copy_bandwidth=bandwidth, product_rates=rates)
-    gpu_common.end(rows)
+
+def rated(run: gpu_common.Run, report: gpu_common.Report, case: Rated) -> dict[str, Any]:
+    """Return the row with shares of both rates, if these were measured."""
+    row = gpu_speed.of_copy(report, case, gpu_speed.compare(run, case))
+    rate = report.rows[f"product, {case.dtype}"].get("rate")
+    shares = {who: case.operations / s / rate for who, s in row["seconds"].items()} if rate else {}
+    return {**row, "operations": case.operations, "of_products": shares}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import train_step_jax
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-3
 
 
-def agree(ours: Any, theirs: Any, who: str) -> float:
+def agree(who: str, ours: Any, theirs: Any) -> float:
     """Compare loss and gradients at the same weights; the worst difference of a gradient."""
     loss, gradients, _ = ours.gradients()
     want_loss, want = theirs.gradients()
@@ -78,6 +78,45 @@ def as_graph(torch: Any, theirs: train_step.Theirs) -> Callable[[], float]:
     return step
 
 
+def peers(
+    run: Any, options: Any, ours: Any, weights: dict[str, Any], tokens: Any, labels: Any, worst: dict[str, float]
+) -> dict[str, dict[str, Callable[[], Callable[[], float]]]]:
+    """Return functions that make a step, by case and library; ``worst`` receives the differences of gradients."""
+    chosen = options.peers.split(",")
+
+    def in_torch(who: str, fused: bool, wrap: Callable[[Any], Callable[[], float]]) -> Callable[[], float]:
+        theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=fused)
+        worst[who] = agree(who, ours, theirs)
+        return wrap(theirs)
+
+    def by_compiler(theirs: Any) -> Callable[[], float]:
+        theirs.loss = run.torch.compile(theirs.loss, mode="reduce-overhead")
+        return theirs.step
+
+    def in_jax() -> Callable[[], float]:
+        theirs = train_step_jax.TheirsInJax(run.jax, options, weights, tokens, labels, train_step.LEARNING_RATE)
+        worst["jax"] = agree("jax", ours, theirs)
+        return theirs.step
+
+    found: dict[str, Any] = {}
+    if run.torch is not None:
+        run.torch.set_default_device(run.where)
+        plain = lambda theirs: theirs.step
+        if "torch" in chosen:
+            found["PyTorch"] = {
+                "torch": lambda: in_torch("torch", True, plain),
+                "attention written out": lambda: in_torch("attention written out", False, plain),
+            }
+        if "torch" in chosen and not run.dry:
+            wrap = lambda theirs: as_graph(run.torch, theirs)
+            found["PyTorch, one CUDA graph"] = {"CUDA graph": lambda: in_torch("CUDA graph", True, wrap)}
+        if "compile" in chosen and not run.dry:
+            found["torch.compile, CUDA graphs"] = {"compile": lambda: in_torch("compile", True, by_compiler)}
+    if run.jax is not None:
+        found["JAX, jitted"] = {"jax": in_jax}
+    return found
+
+
 def main() -> None:
     parser = gpu_common.parser(__doc__, seconds=60, rounds=11)
     for name, default in {"batch": 32, "context": 128, "width": 512, "heads": 8, "blocks": 6, "vocabulary": 96}.items():
@@ -85,49 +124,39 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry_run:
         options.batch, options.context, options.width, options.heads, options.blocks = 2, 16, 32, 2, 2
-    run = gpu_common.begin(options)
+    gpu_common.conduct(options, "gpu-step", lambda run, report: work(options, run, report))
+
+
+def work(options: Any, run: Any, report: Any) -> None:
     import numpy as np
 
     text = np.random.default_rng(0).integers(0, options.vocabulary, (options.batch, options.context + 1))
     tokens, labels = text[:, :-1].copy(), text[:, 1:].copy()
-    ours = train_step.Ours(run.tg, options, tokens, labels)
-    steps, worst = {"tapegrad": ours.step}, {}
-    weights = train_step.weights_of(ours.model)
-    if run.torch is not None:
-        run.torch.set_default_device(run.where)
-        for who, fused in (("torch", True), ("torch, attention written out", False)):
-            theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=fused)
-            worst[who] = agree(ours, theirs, who)
-            steps[who] = theirs.step
-        if not run.dry:
-            theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=True)
-            worst["torch, one CUDA graph"] = agree(ours, theirs, "torch")
-            steps["torch, one CUDA graph"] = as_graph(run.torch, theirs)
-        if not run.dry and "compile" in options.peers.split(","):
-            theirs = train_step.Theirs(run.torch, options, weights, tokens, labels, fused=True)
-            theirs.loss = run.torch.compile(theirs.loss, mode="reduce-overhead")
-            worst["torch.compile, CUDA graphs"] = agree(ours, theirs, "torch.compile")
-            steps["torch.compile, CUDA graphs"] = theirs.step
-    if run.jax is not None:
-        in_jax = train_step_jax.TheirsInJax(run.jax, options, weights, tokens, labels, train_step.LEARNING_RATE)
-        worst["jax, jitted"] = agree(ours, in_jax, "jax")
-        steps["jax, jitted"] = in_jax.step
-    captured, told = captured_step(run, options, tokens, labels)
-    steps["tapegrad, tg.function"] = captured
-    times = gpu_common.timed(run, steps)
-    rows = [
-        {"library": who, "seconds": common.median(t), "times_faster": common.ratio(times["tapegrad"], t),
-         "worst_difference": worst.get(who)}
-        for who, t in times.items()
-    ]  # fmt: skip
-    with run.tg.measure() as measured:
-        ours.step()
-    cells = [(r["library"], f"{r['seconds'] * 1e3:.2f}", f"{r['times_faster']:.2f}") for r in rows]
-    title = f"one training step: {options.blocks} blocks, width {options.width}, batch {options.batch}"
     settings = {k: getattr(options, k) for k in ("batch", "context", "width", "heads", "blocks", "vocabulary")}
-    gpu_common.deliver(run, "gpu-step", title, ["", "ms", "tapegrad is x faster"], cells, rows, **settings,
-                       kernel_runs=measured.kernel_runs, peak_bytes=measured.peak_bytes, captured=told())  # fmt: skip
-    print(f"captured: {told()}")
+    worst: dict[str, float] = {}
+    explained: dict[str, Any] = {}
+
+    def function() -> Callable[[], float]:
+        step, explain = captured_step(run, options, tokens, labels)
+        explained["captured"] = explain()
+        return step
+
+    def alone() -> dict[str, Any]:
+        ours = train_step.Ours(run.tg, options, tokens, labels)
+        row = gpu_common.measured(run, {"tapegrad": lambda: ours.step, "function": function})
+        with run.tg.measure() as measured:
+            ours.step()
+        return {**row, **settings, **explained, "kernel_runs": measured.kernel_runs, "peak_bytes": measured.peak_bytes}
+
+    def against(case: str) -> dict[str, Any]:
+        ours = train_step.Ours(run.tg, options, tokens, labels)
+        makers = peers(run, options, ours, train_step.weights_of(ours.model), tokens, labels, worst)[case]
+        row = gpu_common.measured(run, {**makers, "tapegrad": lambda: ours.step, "function": function})
+        return {**row, **settings, "worst_difference": worst}
+
+    report.case("tapegrad", alone)
+    for case in peers(run, options, None, {}, tokens, labels, worst):
+        report.case(case, lambda case=case: against(case))
 
 
 if __name__ == "__main__":
