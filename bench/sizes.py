@@ -118,7 +118,7 @@ def measure(options: Any, modules: dict[str, Any], size: int, dtype: str, layout
         for name, call in calls.items():
             for got, value in zip(call() if gradient else (call(),), want, strict=True):
                 common.must_agree(name, f"{dtype}, {layout}, {size} elements", got, value, TOLERANCE)
-        number = max(2, min(50, 2**20 // size))
+        number = max(16, min(1000, 2**24 // size))  # the first calls of a turn find cold caches
         times = common.by_turns(calls, options.rounds, number=number, clock=clock)
         ours = times["tapegrad"]
         rows.append(
