@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-
 from tapegrad import nest
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
 from tapegrad.core.buffer import Buffer
@@ -461,9 +459,10 @@ def of_floats(*unchanged: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _is_whole(x: object) -> bool:
+def _is_whole(x: Any) -> bool:
     """Whether ``x`` is an array of integers or bools, not a NumPy number, which may be a parameter."""
-    return getattr(getattr(x, "dtype", None), "kind", "?") in "biu" and not isinstance(x, np.generic)
+    dtype: Any = getattr(x, "dtype", None)
+    return getattr(dtype, "kind", "?") in "biu" and type(x) is not dtype.type
 
 
 def whole_in_float64(dtype: DType) -> DType:
