@@ -64,7 +64,7 @@ def test_a_fault_ends_the_job(name: str) -> None:
     said = f"{done.stdout}\n{done.stderr}"
     assert done.returncode in (status if isinstance(status, range) else (status,)), said
     assert re.search(message, done.stderr), said
-    happened = re.findall(r"FAULT (\S+)", done.stdout)
+    happened = re.findall(r"FAULT ([\d.]+)", done.stdout)  # lines of ranks may run into each other
     assert ended - float(happened[0]) < seconds + SLACK, said
 
 
