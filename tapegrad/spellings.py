@@ -637,7 +637,10 @@ def _unusable(
     name: str, f: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object], error: Exception
 ) -> str:
     """The message for arguments that ``f`` cannot use."""
-    given = inspect.signature(f).bind(*args, **kwargs).arguments
+    try:
+        given = inspect.signature(f).bind(*args, **kwargs).arguments
+    except TypeError as lacking:  # a decorator's signature has refused them first
+        return f"{name}: {lacking}; see help({name}) for what it takes"
     shown = ", ".join(f"{argument}={_kind(x)}" for argument, x in given.items())
     return f"{name}: cannot be called with {shown}: {error or type(error).__name__}; see help({name}) for what it takes"
 

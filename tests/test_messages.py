@@ -11,7 +11,7 @@ import pytest
 import scipy.special
 
 import tapegrad as tg
-from tapegrad.errors import IntegerWatchWarning, NotATensorError, RecomputeError, ShapeError
+from tapegrad.errors import DomainError, IntegerWatchWarning, NotATensorError, RecomputeError, ShapeError
 
 
 @pytest.mark.parametrize("optimizer", [tg.optim.Adam, tg.optim.SGD, tg.optim.RMSprop, tg.optim.Lion])
@@ -196,3 +196,13 @@ def test_errors_of_users_functions_pass_as_they_are():
         with pytest.raises(TypeError, match="has no len") as e:
             call()
         assert not isinstance(e.value, tg.errors.TapegradError)
+
+
+def test_a_missing_argument_is_named_with_the_operation():
+    for call in (lambda: tg.nn.functional.mse_loss(np.ones(2)), lambda: tg.nn.functional.layer_norm(np.ones(2))):
+        with pytest.raises(TypeError, match="(mse_loss|layer_norm).*missing"):
+            call()
+    with pytest.raises(DomainError, match="arange: a step of 0"):
+        tg.arange(0, 1, 0)
+    with pytest.raises(TypeError, match="split: .*integer"):
+        tg.split(np.arange(6.0), [2.5])

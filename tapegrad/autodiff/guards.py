@@ -5,7 +5,8 @@ methods that it calls, and the attributes and elements reached from there under 
 Tensors, variables, functions and other objects are guarded by identity; numbers, strings and the like by type and
 value; NumPy arrays by identity and a sample of at most 64 evenly spaced elements, CuPy's by identity alone, since a
 look waits for the device.  Not noticed: a change to other elements of a large array, and what is read by a computed
-name (``getattr``, ``vars``), from a container of more than 256 elements, a file or the environment.
+name (``getattr``, ``vars``), from a container of more than 256 elements, an array of objects, a descriptor,
+a context variable, a file or the environment, and an attribute that was not there.
 
 A :class:`Guards` is made before the function runs and settled after: what the run itself has changed (a counter, a
 layer that is built) is no part of the surroundings.  :class:`Bindings` are the few of a checkpointed call: what the
@@ -19,6 +20,7 @@ import functools
 import sys
 import types
 import weakref
+from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +28,8 @@ from tapegrad.device import CPU, is_array
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
+_MAPPINGS = (dict, UserDict, ChainMap, types.MappingProxyType)
+_CONTAINERS = (list, tuple, deque, *_MAPPINGS, set, frozenset, bytearray)
 _VALUES = (
     int,
     float,
@@ -247,7 +251,7 @@ class _Around:
                     self._inside(*item)
             count = len(self._names), len(self.reads)
             for value, name, expression, depth in list(known.values()):
-                if not isinstance(value, (list, tuple, dict, set, frozenset, types.FunctionType)):
+                if not isinstance(value, (*_CONTAINERS, types.FunctionType)):
                     for key in sorted(self._names):
                         if (id(value), key) not in done:
                             done.add((id(value), key))
@@ -257,15 +261,17 @@ class _Around:
 
     def _inside(self, value: Any, name: str, expression: str, depth: int) -> None:
         short = name.split(" ")[-1]
-        if isinstance(value, (list, tuple)) and len(value) <= _LONGEST:
+        if isinstance(value, (list, tuple, deque)) and len(value) <= _LONGEST:
             self.reads.append(Read(f"len({short})", f"len({expression})", len(value)))
             for i, item in enumerate(value):
                 self.value(f"{short}[{i}]", f"{expression}[{i}]", item, depth)
-        elif isinstance(value, dict) and len(value) <= _LONGEST:
+        elif isinstance(value, _MAPPINGS) and len(value) <= _LONGEST:
             self.reads.append(Read(f"len({short})", f"len({expression})", len(value)))
             for key, item in list(value.items()):
-                if isinstance(key, (int, str)):
-                    self.value(f"{short}[{key!r}]", f"{expression}[{key!r}]", item, depth)
+                place = repr(key) if type(key) in (int, str) else self.constant(key)
+                self.value(f"{short}[{key!r}]", f"{expression}[{place}]", item, depth)
+        elif isinstance(value, bytearray) and len(value) <= _LONGEST:
+            self.reads.append(Read(name, f"bytes({expression})", bytes(value)))
         elif isinstance(value, (set, frozenset)) and len(value) <= _LONGEST:
             if all(isinstance(x, _VALUES) for x in value):
                 self.reads.append(Read(name, f"frozenset({expression})", frozenset(value)))

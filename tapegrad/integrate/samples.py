@@ -6,7 +6,7 @@ from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError
 from tapegrad.ops import moveaxis, sum
-from tapegrad.ops.dispatch import promote, tensor
+from tapegrad.ops.dispatch import promote, tensor, whole_in_float64
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -16,7 +16,7 @@ def simpson(y: TensorLike, x: TensorLike | None = None, *, dx: float = 1.0, axis
     x: where the samples lie, ``(n,)`` or shaped as ``y`` (default: ``dx`` apart).  An even number of samples takes
     Cartwright's correction for the last interval.  Raises ShapeError, AxisError.
     """
-    (values,) = promote("simpson", (y,), dtypes.in_float)
+    (values,) = promote("simpson", (y,), whole_in_float64)
     at = normalize_axis("simpson", axis, values.ndim)
     values = moveaxis(values, at, -1)
     n = values.shape[-1]
@@ -35,7 +35,7 @@ def _gaps(x: TensorLike | None, dx: float, y: Tensor, at: int) -> Tensor:
     n = y.shape[-1]
     if x is None:
         return tensor("simpson", y.device.array([dx] * (n - 1), dtype=dtypes.real_of(y.dtype)), y)
-    (points,) = promote("simpson", (x,), dtypes.in_float, y)
+    (points,) = promote("simpson", (x,), whole_in_float64, y)
     if points.ndim > 1:
         points = moveaxis(points, at, -1)
     if not points.ndim or points.shape[-1] != n or points.ndim not in (1, y.ndim):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from tapegrad.errors import DTypeError, IndexingError, TapegradError
 from tapegrad.ops.index.bounds import require
 from tapegrad.tensor import Tensor
@@ -9,9 +11,9 @@ from tapegrad.tensor import Tensor
 
 def positive(who: object, name: str, value: int) -> int:
     """``value`` if it is a positive integer.  Raises TapegradError."""
-    if not isinstance(value, int) or value <= 0:
+    if not isinstance(value, Integral) or value <= 0:
         raise TapegradError(f"{who}: wanted a positive integer for {name}, got {value!r}")
-    return value
+    return int(value)
 
 
 def rate(who: object, value: float) -> float:

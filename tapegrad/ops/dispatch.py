@@ -429,21 +429,23 @@ def real_only(f: Callable[P, R]) -> Callable[P, R]:
 
 
 def of_floats(*unchanged: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator for functions that are defined for floats: arrays of integers and bools are promoted.
+    """Return a decorator for functions that are defined for floats: operands of integers and bools are promoted.
 
     They take the dtype that they have in common with the floats among the operands, or float64 where there are none, so
-    that no difference of unsigned integers wraps around.  ``unchanged``: names of arguments such as labels and masks.
+    that no difference of unsigned integers wraps around.  Operands are the parameters annotated with ``TensorLike`` but
+    ``unchanged``: labels, masks and the like.
     """
 
     def decorate(f: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(f)
+        names = {p.name for p in signature.parameters.values() if "TensorLike" in str(p.annotation)} - set(unchanged)
 
         @functools.wraps(f)
         def op(*args: P.args, **kwargs: P.kwargs) -> R:
             if not any(map(_is_whole, nest.leaves((args, kwargs)))):
                 return f(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
-            operands = {name: x for name, x in bound.arguments.items() if name not in unchanged}
+            operands = {name: x for name, x in bound.arguments.items() if name in names}
             kinds = {x.dtype for x in nest.leaves(operands) if hasattr(x, "dtype") and dtypes.is_inexact(x.dtype)}
 
             def promoted(x: Any) -> Any:
@@ -459,10 +461,9 @@ def of_floats(*unchanged: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def _is_whole(x: Any) -> bool:
-    """Whether ``x`` is an array of integers or bools, not a NumPy number, which may be a parameter."""
-    dtype: Any = getattr(x, "dtype", None)
-    return getattr(dtype, "kind", "?") in "biu" and type(x) is not dtype.type
+def _is_whole(x: object) -> bool:
+    """Whether ``x`` is an array, or a number of NumPy's, of integers or bools."""
+    return getattr(getattr(x, "dtype", None), "kind", "?") in "biu"
 
 
 def whole_in_float64(dtype: DType) -> DType:

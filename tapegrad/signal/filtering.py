@@ -13,7 +13,7 @@ from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops import broadcast_to, concat, flip, moveaxis, reshape, stack, sum, zeros
 from tapegrad.ops.apply import same_params
-from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.ops.dispatch import barrier, promote, whole_in_float64
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -87,7 +87,7 @@ def _weighted(x: Tensor, b: Tensor) -> Tensor:
 
 
 def _coefficients(op: str, b: TensorLike, a: TensorLike, x: TensorLike) -> tuple[Tensor, Tensor, Tensor]:
-    top, bottom, signal = promote(op, (b, a, x), dtypes.in_float)
+    top, bottom, signal = promote(op, (b, a, x), whole_in_float64)
     top, bottom = (reshape(c, (1,)) if not c.ndim else c for c in (top, bottom))
     if top.ndim != 1 or bottom.ndim != 1 or not top.size or not bottom.size:
         raise ShapeError(f"{op}: coefficients b {top.shape} and a {bottom.shape}; need one dimension, not empty")
@@ -152,7 +152,7 @@ def sosfilt(sos: TensorLike, x: TensorLike, axis: int = -1, zi: Sequence[TensorL
     sos: ``(sections, 6)``, each ``b0 b1 b2 a0 a1 a2``; zi: ``(sections, ..., 2, ...)`` with 2 along ``axis``: then the
     result is the pair of the filtered signal and the final state.  Raises ShapeError, AxisError.
     """
-    sections, signal = promote("sosfilt", (sos, x), dtypes.in_float)
+    sections, signal = promote("sosfilt", (sos, x), whole_in_float64)
     if sections.ndim != 2 or sections.shape[1] != 6:
         raise ShapeError(f"sosfilt: sections {sections.shape}; need (sections, 6)")
     at = normalize_axis("sosfilt", axis, signal.ndim)

@@ -15,7 +15,7 @@ from tapegrad.device import CPU, dtypes
 from tapegrad.device.numerics import scipy
 from tapegrad.errors import DTypeError, ShapeError, TapegradError
 from tapegrad.ops import arange, broadcast_to, concat, flip, moveaxis, pad, reshape, sqrt, sum, take, where
-from tapegrad.ops.dispatch import barrier, cast, promote, tensor
+from tapegrad.ops.dispatch import barrier, cast, promote, tensor, whole_in_float64
 from tapegrad.ops.index.indexing import scatter_add_p
 from tapegrad.signal.trends import detrend as without_trend
 from tapegrad.tensor import Tensor, TensorLike
@@ -23,7 +23,7 @@ from tapegrad.tensor import Tensor, TensorLike
 
 def along_last(op: str, x: TensorLike, axis: int) -> tuple[Tensor, int]:
     """The signal with its axis last, in floats, and which axis that was.  Raises AxisError."""
-    (signal,) = promote(op, (x,), dtypes.in_float)
+    (signal,) = promote(op, (x,), whole_in_float64)
     at = normalize_axis(op, axis, signal.ndim)
     return moveaxis(signal, at, -1), at
 
@@ -192,7 +192,7 @@ def istft(
 
     Where the windows do not overlap the result is not divided by their sum.  Raises ShapeError, AxisError.
     """
-    z = tensor("istft", Zxx)
+    (z,) = promote("istft", (Zxx,), whole_in_float64)
     if z.ndim < 2:
         raise ShapeError(f"istft: spectra {z.shape}; need an axis of frequencies and one of times")
     t, f = (normalize_axis("istft", a, z.ndim) for a in (time_axis, freq_axis))

@@ -8,7 +8,7 @@ from tapegrad.core.aval import normalize_axis
 from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops import arange, concat, mean, moveaxis, sum
-from tapegrad.ops.dispatch import promote
+from tapegrad.ops.dispatch import promote, whole_in_float64
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -19,7 +19,7 @@ def detrend(data: TensorLike, axis: int = -1, type: str = "linear", bp: int | Se
     bp: positions at which a new line begins.  Raises TapegradError for a type, ShapeError for positions beyond the
     end, AxisError.
     """
-    (x,) = promote("detrend", (data,), dtypes.in_float)
+    (x,) = promote("detrend", (data,), whole_in_float64)
     at = normalize_axis("detrend", axis, x.ndim)
     if type in ("constant", "c"):
         return x - mean(x, axis=at, keepdims=True)

@@ -13,9 +13,9 @@ from tapegrad.core.aval import ShapedArray, broadcast_shapes
 from tapegrad.core.primitive import Primitive, Sample, elementwise, general
 from tapegrad.core.rule import with_parameters
 from tapegrad.device.numerics import special
-from tapegrad.device.types import Array, Namespace
+from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.ops.apply import same_params
-from tapegrad.ops.dispatch import barrier, bind, cast, infer_same, named, promote, real_float, tensor
+from tapegrad.ops.dispatch import barrier, bind, cast, infer_same, named, promote, real_float, tensor, whole_in_float64
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -118,16 +118,25 @@ def _seeded(partial: Partial, seed: str) -> Callable[..., Tensor] | None:
     return rule
 
 
+def scipy_float(name: str) -> Callable[[DType], DType]:
+    """Return SciPy's choice of a dtype: integers and bools are computed in float64.
+
+    The choice raises DTypeError for complex numbers.
+    """
+    checked = real_float(name)
+    return lambda dtype: checked(whole_in_float64(dtype))
+
+
 def together(name: str, xs: Sequence[TensorLike]) -> list[Tensor]:
     """``xs`` as tensors of one real float dtype and one shape."""
-    ts = promote(name, tuple(xs), real_float(name))
+    ts = promote(name, tuple(xs), scipy_float(name))
     shape = broadcast_shapes(name, *(t.shape for t in ts))
     return [t if t.shape == shape else broadcast_to(t, shape) for t in ts]
 
 
 def with_order(name: str, n: TensorLike, x: TensorLike) -> list[Tensor]:
     """An order and an argument of one dtype and shape; a whole number as the order does not widen the argument."""
-    (x,) = promote(name, (x,), real_float(name))
+    (x,) = promote(name, (x,), scipy_float(name))
     if not isinstance(n, (int, float)):
         n = tensor(name, n, x)
         n = cast(n, x.dtype) if n.dtype.kind in "iub" else n
@@ -136,7 +145,7 @@ def with_order(name: str, n: TensorLike, x: TensorLike) -> list[Tensor]:
 
 def _public(prim: Primitive, apply: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The function that users call."""
-    count, name, to = len(prim.operands), prim.name, real_float(prim.name)
+    count, name, to = len(prim.operands), prim.name, scipy_float(prim.name)
 
     def op(*xs: TensorLike, **named: TensorLike) -> Tensor:
         if named:

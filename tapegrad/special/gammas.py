@@ -8,8 +8,8 @@ from tapegrad.core.primitive import Sample
 from tapegrad.device.numerics import special
 from tapegrad.errors import ShapeError
 from tapegrad.ops import cos, floor, sin, where
-from tapegrad.ops.dispatch import barrier, promote, real_float
-from tapegrad.special._declare import Function, barrier_of, pointwise, together, with_order
+from tapegrad.ops.dispatch import barrier, promote
+from tapegrad.special._declare import Function, barrier_of, pointwise, scipy_float, together, with_order
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = [
@@ -109,7 +109,7 @@ def multigammaln(a: TensorLike, d: int) -> Tensor:
     """
     if not isinstance(d, int) or d < 1:
         raise ShapeError(f"multigammaln: the dimension d must be a positive integer, got {d!r}")
-    (a,) = promote("multigammaln", (a,), real_float("multigammaln"))
+    (a,) = promote("multigammaln", (a,), scipy_float("multigammaln"))
     total = gammaln(a)
     for j in range(1, d):
         total = total + gammaln(a - j / 2)
@@ -121,7 +121,7 @@ mvlgamma = multigammaln
 
 def factorial(n: TensorLike) -> Tensor:
     """``gamma(n + 1)``, 0 for negative ``n`` (SciPy's ``factorial`` with ``exact=False``)."""
-    (n,) = promote("factorial", (n,), real_float("factorial"))
+    (n,) = promote("factorial", (n,), scipy_float("factorial"))
     return where(n < 0, 0.0, gamma(where(n < 0, 0.0, n) + 1))
 
 

@@ -82,3 +82,34 @@ def test_vander_of_small_integers(dtype: str) -> None:
     actual = tg.vander(x, 5)
     np.testing.assert_array_equal(actual, expected)
     assert actual.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("op", ["l1_loss", "huber_loss", "mse_loss", "squared_difference", "pairwise_distance"])
+def test_small_integers_in_a_list_do_not_wrap_around(op: str) -> None:
+    function = getattr(tg.nn.functional, op)
+    a, b = np.array([1, 3], "uint8"), np.array([3, 1], "uint8")
+    expected = function(a.astype("float64"), b.astype("float64"))
+    for left, right in ((a, b), (list(a), list(b)), (tg.asarray(a), list(b))):
+        np.testing.assert_array_equal(function(left, right), expected)
+    np.testing.assert_array_equal(tg.nn.functional.l1_loss(np.uint8(1), np.uint8(3)), 2.0)
+
+
+def test_parameters_that_are_integers_stay_integers() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    for axis in (np.int64(1), np.array(1)):
+        np.testing.assert_allclose(tg.nn.functional.cosine_similarity(x, x, dim=axis), [1, 1], rtol=1e-15)
+    assert tg.nn.functional.conv1d(np.ones((1, 1, 5)), np.ones((1, 1, 1)), stride=np.int64(2)).shape == (1, 1, 3)
+    for padding in (np.int64(1), (np.int64(1),)):
+        assert tg.nn.functional.conv1d(np.ones((1, 1, 5)), np.ones((1, 1, 1)), padding=padding).shape == (1, 1, 7)
+    assert tg.nn.functional.max_pool2d(np.ones((1, 1, 4, 4)), np.int64(2)).shape == (1, 1, 2, 2)
+    assert tg.nn.Dense(np.int64(2))(x).shape == (2, 2)
+    np.testing.assert_array_equal(tg.checkpointed_loop(lambda x: x * 2, x, np.int64(2)), x * 4)
+
+
+def test_functions_of_scipy_compute_integers_in_float64() -> None:
+    assert tg.integrate.simpson(np.full(1001, 200, "uint8")) == 200_000
+    np.testing.assert_allclose(tg.special.gamma(np.array([12], "uint8")), 39_916_800)
+    np.testing.assert_allclose(tg.special.i1(np.array([20], "int8")), 42454973.4, rtol=1e-6)
+    spectrum = np.random.default_rng(0).integers(0, 255, (4, 6))
+    for ours, theirs in zip(tg.signal.istft(spectrum), tg.signal.istft(spectrum.astype("float64")), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -6,7 +6,7 @@ import functools
 import gc
 import types
 import weakref
-from collections import namedtuple
+from collections import ChainMap, UserDict, deque, namedtuple
 
 import numpy as np
 import pytest
@@ -334,12 +334,28 @@ def of_an_inner_checkpoint():
     return of_an_inner(tg.recompute_grad)
 
 
+def of_a_container(container, key):
+    def change():
+        container[key] = 3
+
+    return (lambda x: x * float(container[key])), change
+
+
+CONTAINERS = {
+    "tuple_key": lambda: of_a_container({(0, None): 1}, (0, None)),
+    "float_key": lambda: of_a_container({0.5: 1}, 0.5),
+    "deque": lambda: of_a_container(deque([1, 2]), 0),
+    "user_dict": lambda: of_a_container(UserDict(k=1), "k"),
+    "chain_map": lambda: of_a_container(ChainMap({}, {"k": 1}), "k"),
+    "bytearray": lambda: of_a_container(bytearray([1, 2]), 0),
+}
 CASES = [
     cell, value_of_a_global, attribute, switch, variable_of_an_object, attribute_of_a_class, method_replaced, slots,
     namespace, module, dataclass, named_tuple, element_of_a_list, length_of_a_list, value_of_a_dict, members_of_a_set,
     tensor, to_none, array, functools.partial(array, (200, 300)), one_element_of_a_small_array, enumeration, defaults,
     keyword_default, element_of_a_default, partial, decorated, callable_object, objects_in_a_list, attribute_by_text,
     function, of_an_inner_captured_function, of_an_inner_checkpoint,
+    *(pytest.param(case, id=name) for name, case in CONTAINERS.items()),
 ]  # fmt: skip
 
 

@@ -147,7 +147,7 @@ def test_short_floats_are_computed_in_float32(name: str) -> None:
 
 def test_numbers_and_integers_become_floats() -> None:
     assert tg.special.gammaln(3).dtype == np.float64 and tg.special.gammaln(3.0).dtype == np.float32
-    assert tg.special.digamma(np.arange(1, 4, dtype=np.int8)).dtype == np.float16
+    assert tg.special.digamma(np.arange(1, 4, dtype=np.int8)).dtype == np.float64  # as SciPy's
     assert tg.special.xlogy(2, np.float64(3)).dtype == np.float64
     assert tg.special.betainc(1, 2, np.float32(0.5)).dtype == np.float32
 

@@ -85,7 +85,11 @@ class Setting:
         self.start, self.strict = watch.start, watch.strict
         with lookout() as seen:
             self.began = next_index()
-            results = during(f, watch, seen, recorders=(*pushers, watch))
+            try:
+                results = during(f, watch, seen, recorders=(*pushers, watch))
+            except BaseException:  # it may carry values out
+                record_escaped(outer, self.name, tuple(watch.captured.values()), list(watch.alive().values()))
+                raise
         self.draws.end()
         self.cells = {cell: content for cell, (content, _) in seen.items()}
         self.jumps = seen.jumps

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from tapegrad import nest
@@ -80,8 +81,10 @@ def checkpointed_loop(
     """
     if (n is None) == (while_ is None):
         raise RecomputeError("checkpointed_loop: give either n, the number of steps, or while_, the condition to go on")
-    if n is not None and (not isinstance(n, int) or n < 0):
-        raise RecomputeError(f"checkpointed_loop: n is a whole number of steps, not {n!r}")
+    if n is not None:
+        if not isinstance(n, Integral) or n < 0:
+            raise RecomputeError(f"checkpointed_loop: n is a whole number of steps, not {n!r}")
+        n = int(n)
     if snapshots is not None and bytes is not None:
         raise RecomputeError("checkpointed_loop: snapshots and bytes say the same thing in two ways; give one of them")
     if not isinstance(disk, int):

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from operator import add
 
+from tapegrad.errors import RecomputeError
 from tapegrad.memory.schedules.actions import DISK, RAM, Action, Advance, Drop, Restore, Store, Tape
 from tapegrad.memory.schedules.revolve import beta, extra_steps, repetitions, reverse_segment, revolve
 
@@ -21,8 +22,10 @@ from tapegrad.memory.schedules.revolve import beta, extra_steps, repetitions, re
 def multistage(n: int, ram: int, disk: int) -> Iterator[Action]:
     """The optimal schedule for ``n`` steps and ``ram + disk`` stored states, ``ram`` of them in memory at most.
 
-    Raises RecomputeError if both are 0.
+    Raises RecomputeError if both are 0, or a number is negative.
     """
+    if n < 0 or ram < 0 or disk < 0:
+        raise RecomputeError(f"multistage: n={n}, ram={ram} and disk={disk} must not be negative")
     uses: list[int] = []  # of each level of the stack of stored states: how often it is written and read
     for _, level in _places(n, ram + disk):
         uses += [0] * (level + 1 - len(uses))
@@ -67,16 +70,16 @@ def _restored(actions: Iterable[Action]) -> Iterator[Action]:
 
 def _places(n: int, c: int, every: bool = False) -> Iterator[tuple[Action, int]]:
     """The actions of revolve that write or read a level in the stack of stored states, with it (or all actions)."""
-    stack: list[int] = []
+    level: dict[int, int] = {}  # of each step whose state is stored, in order
     for action in _restored(revolve(n, c, fewest_stores_split)):
         if isinstance(action, Store):
-            stack.append(action.step)
-            yield action, len(stack) - 1
+            level[action.step] = len(level)
+            yield action, level[action.step]
         elif isinstance(action, Restore):
-            yield action, stack.index(action.step)
+            yield action, level[action.step]
         else:
             if isinstance(action, Drop):
-                stack.remove(action.step)
+                del level[action.step]
             if every:
                 yield action, -1
 

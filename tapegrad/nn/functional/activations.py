@@ -12,7 +12,7 @@ import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.errors import ShapeError, TapegradError
-from tapegrad.ops.dispatch import in_float32, real_only
+from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.ops.elementwise import activation as activation_ops
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
@@ -214,6 +214,7 @@ def softmax(input: TensorLike, dim: int = -1, *, dtype: DTypeLike | None = None)
     return ops.softmax(_in(input, dtype), axis=dim)
 
 
+@of_floats()
 def softmin(input: TensorLike, dim: int = -1, *, dtype: DTypeLike | None = None) -> Tensor:
     """``softmax(-x)`` along ``dim``.  Raises AxisError."""
     return ops.softmax(-_in(input, dtype), axis=dim)

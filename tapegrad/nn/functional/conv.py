@@ -6,6 +6,7 @@ As in PyTorch, an input without the axis n is an image by itself, and so is its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 from tapegrad import ops
@@ -30,9 +31,9 @@ Padding = int | str | Sequence[Any]
 def lengths(who: object, name: str, value: Lengths, dims: int, least: int = 1) -> tuple[int, ...]:
     """One integer for each of ``dims`` dimensions.  Raises ShapeError."""
     sizes: tuple[Any, ...] = tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
-    if len(sizes) != dims or any(not isinstance(n, int) or n < least for n in sizes):
+    if len(sizes) != dims or any(not isinstance(n, Integral) or n < least for n in sizes):
         raise ShapeError(f"{who}: wanted an integer or {dims} of them, at least {least}, for {name}, got {value!r}")
-    return sizes
+    return tuple(map(int, sizes))
 
 
 def pads(
@@ -53,8 +54,8 @@ def pads(
         return tuple((m // 2, m - m // 2) for m in missing)
     if isinstance(padding, str):
         raise TapegradError(f'{who}: wanted padding "same", "valid" or numbers, got {padding!r}')
-    each = (padding,) * len(kernel) if isinstance(padding, int) else tuple(padding)
-    pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in each)
+    each = (padding,) * len(kernel) if isinstance(padding, (int, Integral)) else tuple(padding)
+    pairs = tuple((int(p), int(p)) if isinstance(p, (int, Integral)) else tuple(p) for p in each)
     if len(pairs) != len(kernel) or any(len(p) != 2 or min(p) < 0 for p in pairs):
         raise ShapeError(
             f"{who}: wanted a number >= 0 or a pair of them for each of {len(kernel)} dimensions as padding, "

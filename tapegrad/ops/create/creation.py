@@ -11,7 +11,7 @@ from tapegrad.core.state import thread
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.make import Function
-from tapegrad.errors import ShapeError
+from tapegrad.errors import DomainError, ShapeError
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
 from tapegrad.ops.shape.blocks import reshaped
 from tapegrad.ops.shape.shape import broadcast_to
@@ -125,7 +125,7 @@ def arange(
     start: float, stop: float | None = None, step: float = 1, dtype: DTypeLike | None = None, *,
     device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Evenly spaced numbers from ``start`` (or 0) up to, not including, ``stop``."""
+    """Return evenly spaced numbers from ``start`` (or 0) up to, not including, ``stop``.  Raises DomainError."""
     where = current_device() if device is None else asdevice(device)
     if stop is None:
         start, stop = 0, start
@@ -134,6 +134,8 @@ def arange(
         out_dtype = dtypes.of_python(kind.kind, kind)
     else:
         out_dtype = dtypes.asdtype(dtype)
+    if not step:
+        raise DomainError(f"arange: a step of 0 from {start} to {stop}; give one of another size")
     count = max(0, math.ceil((stop - start) / step))
 
     def make() -> list[Array]:

@@ -120,7 +120,7 @@ def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[object], *args: o
     x = tensor("piecewise", x)
     if not isinstance(condlist, (list, tuple)) or (x.ndim and condlist and not _is_array(condlist[0])):
         condlist = [condlist]
-    conditions = [broadcast_to(tensor("piecewise", c, x), x.shape) for c in condlist]
+    conditions = [_over("piecewise", tensor("piecewise", c, x), x) for c in condlist]
     if len(funclist) == len(conditions) + 1:
         held = conditions[0]
         for c in conditions[1:]:
@@ -133,6 +133,15 @@ def piecewise(x: TensorLike, condlist: Any, funclist: Sequence[object], *args: o
     for condition, f in zip(conditions, funclist, strict=True):
         values = cast(_on_part(values, x, condition, f, args, kw), x.dtype)
     return values
+
+
+def _over(op: str, condition: Tensor, x: Tensor) -> Tensor:
+    """Return a condition for each element of ``x``; one of fewer axes is of the first ones.  Raises ShapeError."""
+    if condition.shape != x.shape[: condition.ndim]:
+        raise ShapeError(
+            f"{op}: a condition of shape {condition.shape} for x {x.shape}; it must have x's first lengths"
+        )
+    return broadcast_to(reshape(condition, condition.shape + (1,) * (x.ndim - condition.ndim)), x.shape)
 
 
 def _is_array(x: TensorLike) -> bool:

@@ -109,15 +109,27 @@ _ANSWERS = {
 """NumPy's functions that test or print values and return no array: they read a tensor's value."""
 
 
+_WRITES = {"copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
+"""NumPy's functions that return nothing, but change an array."""
+
+
 def _value(x: Any) -> Any:
     return convert(x)._read() if is_handle(x) else x
 
 
 def array_function(self: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """NumPy's functions on tensors: the function of the same name.  Raises TypeError if there is none."""
+    """NumPy's functions on tensors: the function of the same name.
+
+    Raises TypeError if there is none, ImmutableError for one that writes into its argument.
+    """
     if func.__name__ in _ANSWERS:
         return func(*nest.map_leaves(_value, args), **nest.map_leaves(_value, kwargs))
     f = _broadcast_arrays if func.__name__ == "broadcast_arrays" else public(func.__name__, func.__module__ or "numpy")
+    if func.__name__ in _WRITES:
+        other = f"what tapegrad.{func.__name__}(...) returns" if f is not None else "x.at[i].set(v) or tapegrad.where"
+        raise ImmutableError(
+            f"numpy.{func.__name__} writes into its first argument, which no gradient follows: use {other}"
+        )
     if f is None:
         raise TypeError(
             f"{func.__module__}.{func.__name__} does not take tensors: use a function of tapegrad, or convert with "

@@ -13,7 +13,7 @@ from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.create.creation import asarray
-from tapegrad.ops.dispatch import cast, in_float32, own, promote, tensor, whole_in_float64
+from tapegrad.ops.dispatch import cast, in_float32, of_floats, own, promote, tensor, whole_in_float64
 from tapegrad.ops.elementwise.arithmetic import abs, multiply, sqrt, square
 from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.complex import imag, real
@@ -183,6 +183,7 @@ def sum_to(x: TensorLike, shape: Sequence[int]) -> Tensor:
     return own(summed_to(cast(t, dtypes.sum_dtype(t.dtype)), tuple(shape)), t)
 
 
+@of_floats()
 def batch_l2_norm_squared(x: TensorLike) -> Tensor:
     """For each slice along the first axis the sum of the squares of its elements (Chainer's).  Raises ShapeError."""
     t = tensor("batch_l2_norm_squared", x)

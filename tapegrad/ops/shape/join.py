@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from numbers import Integral
+from operator import index
 from typing import Any
 
 from tapegrad.core.aval import normalize_axes, normalize_axis
@@ -109,7 +110,7 @@ def array_split(ary: TensorLike, indices_or_sections: Any, axis: int = 0) -> tup
         each, more = divmod(n, count)
         bounds = [i * each + min(i, more) for i in range(count + 1)]
     else:
-        bounds = [0, *(slice(int(i)).indices(n)[1] for i in indices_or_sections), n]
+        bounds = [0, *(slice(index(i)).indices(n)[1] for i in indices_or_sections), n]
     return tuple(own(section, ary) for section in _sections(ary, a, bounds))
 
 

@@ -356,3 +356,26 @@ def test_a_number_that_changes_before_the_backward_pass(kind: str) -> None:
         scale = model.factor = 5.0
         with pytest.raises(RecomputeError, match=r"(closure variable scale|self.factor) was 2.0 and is 5.0 now"):
             tape.gradient(y, x)
+
+
+def by_sequential(f: Any) -> Any:
+    return lambda x: tg.checkpoint_sequential([f, tg.sin], x)
+
+
+def by_loop(f: Any) -> Any:
+    return lambda x: tg.checkpointed_loop(f, x, 2)
+
+
+@pytest.mark.parametrize("wrap", [tg.recompute_grad, by_sequential, by_loop])
+def test_a_value_that_leaves_by_an_exception_is_refused(wrap: Any) -> None:
+    w = tg.Variable(INPUT)
+
+    def block(x: tg.Tensor) -> tg.Tensor:
+        raise ValueError(w**2 * x)
+
+    with tg.GradientTape() as tape:
+        with pytest.raises(ValueError) as error:
+            wrap(block)(tg.asarray(INPUT))
+        loss = tg.sum(error.value.args[0])
+    with pytest.raises(RecomputeError, match="side door"):
+        tape.gradient(loss, w)

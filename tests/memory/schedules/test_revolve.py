@@ -396,3 +396,9 @@ def test_multistage_stores_the_fewest_states(c: int) -> None:
             isinstance(a, Store) and not isinstance(b, Tape) for a, b in zip(actions, actions[1:], strict=False)
         )
         assert restored == _fewest_stores(n, c) + (n > 1)
+
+
+@pytest.mark.parametrize("numbers", [(-1, 2, 2), (10, -1, 3), (10, 3, -1)])
+def test_negative_numbers_are_refused(numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(RecomputeError, match="multistage: n="):
+        list(multistage(*numbers))

@@ -56,6 +56,9 @@ def test_piecewise(a):
     same("piecewise", a, [a < 0, a > 1], [lambda t: t * t, 3.0, lambda t: t - 1])
     same("piecewise", a, [a < 9, a > 0], [lambda t, k: t * k, 3.0], 2.0)
     same("piecewise", a[0], a[0] < 0, [-1, 1])
+    same("piecewise", a, [a[:, 0] < 0], [-1, 1])
+    with pytest.raises(ShapeError, match="piecewise: a condition"):
+        tg.piecewise(a, [np.ones(a.shape[0] + 1, bool)], [1.0, 2.0])
     same("piecewise", np.arange(6), [np.arange(6) < 3], [-1, 7])
     same("piecewise", np.float64(2.0), [False], [1, lambda t: t + 2])
     with pytest.raises(ShapeError, match="3 functions for 1"):

@@ -146,3 +146,15 @@ def test_a_function_of_numpys_is_looked_at_once(monkeypatch):
 
     monkeypatch.setattr("inspect.signature", asked)
     assert np.concatenate([t, t]).shape == (6,) and np.sum(t, 0).item() == 3.0
+
+
+@pytest.mark.parametrize("name", ["put", "place", "putmask", "put_along_axis", "copyto"])
+def test_functions_that_write_into_an_array_are_refused(name):
+    array, values = np.zeros((2, 2)), tg.ones(2)
+    args = {
+        "put": ([0, 1], values), "place": (array == 0, values), "putmask": (array == 0, values), "copyto": (values,),
+        "put_along_axis": (np.zeros((1, 2), int), values, 0),
+    }[name]  # fmt: skip
+    with pytest.raises(ImmutableError, match=f"numpy.{name} writes into its first argument.*use"):
+        getattr(np, name)(array, *args)
+    assert not array.any()
