@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -178,12 +178,9 @@ def checks(device: Told, dtype: np.dtype) -> None:
     for kind in ("int64", "int32", "uint64", "uint8"):
         x = np.arange(70).astype(kind)
         for most in (69, 50):
-            kernel(device, 1, 256, (x, device.checks.argument(number, 0, most), np.int64(x.size)), T=x.dtype)
-            if most == 69:
-                device.checks.look()
-            else:
-                with pytest.raises(IndexingError, match="69"):
-                    device.checks.look()
+            within = nullcontext() if most == 69 else pytest.raises(IndexingError, match="69")
+            with within:
+                kernel(device, 1, 256, (x, device.checks.argument(number, 0, most), np.int64(x.size)), T=x.dtype)
 
 
 @pytest.mark.parametrize(("dtype", "arch"), CASES, ids=str)
