@@ -30,10 +30,10 @@ CONVENTIONS = [
     Convention(r"n?a?n?median", "value", "", "Of an even number of elements the mean of both in the middle (NumPy)."),
     Convention("addr", "value", "nan", "beta=0 multiplies: it does not hide NaN as BLAS does."),
     Convention(
-        r"(linalg\.)?cholesky|linalg\.eig(h|valsh)",
+        r"(linalg\.)?cholesky|linalg\.eig(h|valsh)|linalg\.pinv/hermitian",
         "gradient",
         "",
-        "Functions of Hermitian matrices: the gradient is Hermitian (cholesky) or of the triangle that is read (eigh).",
+        "Of Hermitian matrices the gradient is Hermitian (cholesky), or of the triangle that is read (eigh, pinv).",
     ),
     Convention("cholesky_solve", "gradient", "", "The triangle that is not read has no gradient."),
     Convention("cov", "gradient", "", "PyTorch computes with weights of float32 in float32."),
@@ -41,7 +41,7 @@ CONVENTIONS = [
         "ldexp", "error", "exponents must be integers|not defined for complex", "Exponents are integers (NumPy)."
     ),
     Convention(
-        "logaddexp|logcumsumexp|nn.functional.softsign",
+        r"logaddexp|logcumsumexp|nn\.functional\.(softsign|rms_norm)",
         "error",
         "not defined for complex numbers",
         "Refused: no library but PyTorch defines it.",
@@ -62,7 +62,7 @@ CONVENTIONS = [
         "The input names its classes or channels.",
     ),
     Convention(
-        "nn.functional.avg_pool2d", "error", r"got \(1?,?\)", "One number or a pair, no tuple of one or of none."
+        "nn.functional.avg_pool2d", "error", r"got \([12]?,?\)", "One number or a pair, no tuple of one or of none."
     ),
     Convention(
         r"nn\.functional\.max_unpool.d",

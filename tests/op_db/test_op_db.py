@@ -38,8 +38,14 @@ def name_of(op: Any) -> str:
     return f"{op.name}/{op.variant_test_name}" if op.variant_test_name else op.name
 
 
-def differences(op: Any) -> Iterator[tuple[str, str]]:
-    """Yield (kind, what differs) of the samples of an entry."""
+def differences(op: Any) -> list[tuple[str, str]]:
+    """Return (kind, what differs) of the samples of an entry; warnings of arithmetic are not compared."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(_differences(op))
+
+
+def _differences(op: Any) -> Iterator[tuple[str, str]]:
     import torch
     from op_db.calls import RANDOM
     from op_db.compare import Difference, NotComparable, compare, function_of
