@@ -158,6 +158,7 @@ def _trailing(op: str, x: Tensor, normalized_shape: Sequence[int] | int) -> tupl
 
 
 @real_only
+@of_floats()
 def layer_norm(
     input: TensorLike, normalized_shape: Sequence[int], weight: TensorLike | None = None,
     bias: TensorLike | None = None, eps: float = 1e-5,

@@ -18,6 +18,7 @@ __all__ = [
 
 
 @real_only
+@of_floats("target")
 def cross_entropy(
     input: TensorLike,
     target: TensorLike,
@@ -65,6 +66,7 @@ def cross_entropy(
 
 
 @real_only
+@of_floats("target")
 def nll_loss(
     input: TensorLike, target: TensorLike, weight: TensorLike | None = None, ignore_index: int = -100,
     reduction: str = "mean",
@@ -87,6 +89,7 @@ def nll_loss(
 
 
 @real_only
+@of_floats("target")
 def linear_cross_entropy(
     input: TensorLike,
     linear_weight: TensorLike,
