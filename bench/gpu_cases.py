@@ -39,21 +39,21 @@ class Case:
     def makers(self, run: gpu_common.Run) -> dict[str, Callable[[], Callable[[], list[Any]]]]:
         """By library: a function that uploads the inputs and gives the call to time."""
         arrays = self.inputs()
-        found: dict[str, Any] = {
+        calls: dict[str, Any] = {
             "tapegrad": lambda: self._tapegrad(run.tg, arrays),
             "function": lambda: self._tapegrad(run.tg, arrays, run.tg.function),
         }
         if "cupy" in self.forward:
-            found["cupy"] = lambda: self._cupy(run.cupy, arrays)
+            calls["cupy"] = lambda: self._cupy(run.cupy, arrays)
         if run.torch is not None and "torch" in self.forward:
             wanted = run.options.peers.split(",")
             if "torch" in wanted:
-                found["torch"] = lambda: self._torch(run, arrays, False)
+                calls["torch"] = lambda: self._torch(run, arrays, False)
             if "compile" in wanted and self.compiled:
-                found["compile"] = lambda: self._torch(run, arrays, True)
+                calls["compile"] = lambda: self._torch(run, arrays, True)
         if run.jax is not None and "jax" in self.forward:
-            found["jax"] = lambda: self._jax(run.jax, arrays)
-        return found
+            calls["jax"] = lambda: self._jax(run.jax, arrays)
+        return calls
 
     def _tapegrad(self, tg: Any, arrays: list[Any], wrap: Callable = lambda f: f) -> Callable:
         forward = self.forward["tapegrad"]
@@ -72,10 +72,10 @@ class Case:
         compute = wrap(compute)
 
         def call() -> list[Any]:
-            found = compute(*inputs)
-            for t in found:
+            results = compute(*inputs)
+            for t in results:
                 t._array  # noqa: B018
-            return found
+            return results
 
         return call
 
@@ -115,10 +115,10 @@ class Adam(Case):
 
     def makers(self, run: gpu_common.Run) -> dict[str, Callable[[], Callable[[], list[Any]]]]:
         p, g = self.inputs()
-        found = {"tapegrad": lambda: self._ours(run.tg, p, g), "cupy": lambda: self._written(run.cupy, p, g)}
+        calls = {"tapegrad": lambda: self._ours(run.tg, p, g), "cupy": lambda: self._written(run.cupy, p, g)}
         if run.torch is not None and "torch" in run.options.peers.split(","):
-            found["torch"] = lambda: self._fused(run, p, g)
-        return found
+            calls["torch"] = lambda: self._fused(run, p, g)
+        return calls
 
     def _ours(self, tg: Any, p: Any, g: Any) -> Callable:
         variable, gradient, optimizer = tg.Variable(p), tg.asarray(g), tg.optim.Adam(1e-3)

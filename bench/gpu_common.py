@@ -73,17 +73,17 @@ class Run:
 
 def parser(doc: str | None, *, seconds: float, rounds: int) -> argparse.ArgumentParser:
     """A command line with what every GPU script takes."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--dry-run", action="store_true", help="tiny sizes, the stand-in for CuPy: nothing is measured")
-    found.add_argument("--rounds", type=int, default=rounds, help="each library runs once a round (%(default)s)")
-    found.add_argument("--seconds", type=float, default=seconds, help="no part begins after that time (%(default)s)")
-    found.add_argument("--peers", help="of torch, compile, jax (default: all, and in a dry run none)")
-    found.add_argument("--out", type=Path, metavar="DIR", default=os.environ.get("TAPEGRAD_RESULTS"),
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, the stand-in for CuPy: nothing is measured")
+    parser.add_argument("--rounds", type=int, default=rounds, help="each library runs once a round (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=seconds, help="no part begins after that time (%(default)s)")
+    parser.add_argument("--peers", help="of torch, compile, jax (default: all, and in a dry run none)")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=os.environ.get("TAPEGRAD_RESULTS"),
                        help="folder of the results (default: $TAPEGRAD_RESULTS, else a new one in bench/results; a dry "
                        "run keeps nothing without it)")  # fmt: skip
-    found.add_argument("--part", help="name of the file of results (default: the script's)")
-    found.add_argument("--child", type=float, metavar="END", help=argparse.SUPPRESS)
-    return found
+    parser.add_argument("--part", help="name of the file of results (default: the script's)")
+    parser.add_argument("--child", type=float, metavar="END", help=argparse.SUPPRESS)
+    return parser
 
 
 def begin(options: argparse.Namespace) -> Run:
@@ -215,8 +215,8 @@ def driver() -> str | None:
     """The driver's version, of nvidia-smi."""
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        return found.stdout.split("\n")[0].strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.split("\n")[0].strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -98,23 +98,23 @@ def peers(
         worst["jax"] = agree("jax", ours, theirs)
         return theirs.step
 
-    found: dict[str, Any] = {}
+    steps: dict[str, Any] = {}
     if run.torch is not None:
         run.torch.set_default_device(run.where)
         plain = lambda theirs: theirs.step
         if "torch" in chosen:
-            found["PyTorch"] = {
+            steps["PyTorch"] = {
                 "torch": lambda: in_torch("torch", True, plain),
                 "attention written out": lambda: in_torch("attention written out", False, plain),
             }
         if "torch" in chosen and not run.dry:
             wrap = lambda theirs: as_graph(run.torch, theirs)
-            found["PyTorch, one CUDA graph"] = {"CUDA graph": lambda: in_torch("CUDA graph", True, wrap)}
+            steps["PyTorch, one CUDA graph"] = {"CUDA graph": lambda: in_torch("CUDA graph", True, wrap)}
         if "compile" in chosen and not run.dry:
-            found["torch.compile, CUDA graphs"] = {"compile": lambda: in_torch("compile", True, by_compiler)}
+            steps["torch.compile, CUDA graphs"] = {"compile": lambda: in_torch("compile", True, by_compiler)}
     if run.jax is not None:
-        found["JAX, jitted"] = {"jax": in_jax}
-    return found
+        steps["JAX, jitted"] = {"jax": in_jax}
+    return steps
 
 
 def main() -> None:

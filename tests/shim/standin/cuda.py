@@ -191,10 +191,10 @@ class _Stream:
     @property
     def done(self) -> bool:
         capturing.refuse(self.ptr, "asking for a stream")
-        found = self.ptr not in state.spinning and says_done(0)
-        if found:
+        done = self.ptr not in state.spinning and says_done(0)
+        if done:
             state.log("stream done", self.ptr)
-        return found
+        return done
 
     def synchronize(self) -> None:
         capturing.refuse(self.ptr, "synchronizing a stream")
