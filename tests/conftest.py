@@ -8,13 +8,10 @@ import os
 import time
 from collections.abc import Iterator
 
-import hypothesis
 import numpy as np
 import pytest
 
-# A timing limit fails on a busy machine, and a failure that another run does not show helps nobody.
-hypothesis.settings.register_profile("tapegrad", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("tapegrad")
+pytest_plugins = ["tiers"]
 
 
 @functools.cache

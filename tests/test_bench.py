@@ -19,7 +19,7 @@ SCRIPTS.remove("gpu_counts")  # which never asks for a device (see test_gpu_coun
 SCRIPTS.remove("gpu_common")  # which measures nothing
 
 needs_bash = pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
-pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+pytestmark = [pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler())), pytest.mark.slow]
 
 
 def run(*words: object) -> str:

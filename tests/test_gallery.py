@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from shim.host import why_no_compiler
 
+pytestmark = pytest.mark.slow
+
 GALLERY = Path(__file__).resolve().parents[1] / "docs" / "gallery"
 EXAMPLES = sorted(path.name for path in GALLERY.iterdir() if path.is_dir() and not path.name.startswith("__"))
 

@@ -14,7 +14,7 @@ from shim.host import why_no_compiler
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
 
-pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+pytestmark = [pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler())), pytest.mark.slow]
 
 
 @pytest.fixture

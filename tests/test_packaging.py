@@ -50,6 +50,7 @@ def metadata(wheel: zipfile.ZipFile) -> email.message.Message:
     return email.message_from_bytes(wheel.read(name))
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, tmp_path: Path) -> None:
     # Whatever lies about on the builder's disk stays there.
     kernels = source / "kernels"
@@ -80,6 +81,7 @@ def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, 
     assert "tapegrad/_kernels/planted.cuh" in headers
 
 
+@pytest.mark.slow
 def test_wheel_builds_while_there_is_no_kernel(source: Path, tmp_path: Path) -> None:
     shutil.rmtree(source / "kernels", ignore_errors=True)
     with build_wheel(source, tmp_path / "out") as wheel:
@@ -87,6 +89,7 @@ def test_wheel_builds_while_there_is_no_kernel(source: Path, tmp_path: Path) -> 
         assert not any(name.startswith("tapegrad/_kernels") for name in wheel.namelist())
 
 
+@pytest.mark.slow
 def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
     with build_wheel(source, tmp_path / "out") as wheel:
         about = metadata(wheel)
@@ -106,6 +109,7 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *options, *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_versions_come_from_tags(source: Path, tmp_path: Path) -> None:
     """Without a history from a fallback, so that an archive builds; without a tag they count from there."""
@@ -134,6 +138,7 @@ def test_one_version_is_next() -> None:
     assert f"\nversion: {newest[1]}\n" in cited and f"\ndate-released: {newest[2]}\n" in cited
 
 
+@pytest.mark.slow
 def test_the_package_works_from_the_wheel_alone(source: Path, tmp_path: Path) -> None:
     with build_wheel(source, tmp_path / "out") as wheel:
         wheel.extractall(tmp_path / "site")

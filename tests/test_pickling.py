@@ -194,6 +194,7 @@ def elsewhere(given: Any) -> Any:
     return loss, tape.gradient(loss, v), model
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_spawned() -> None:
     x, v, model = tg.ones((2, 3)), tg.Variable(2.0), nn.Sequential([nn.Dense(2, activation="gelu")])
     model(x)
@@ -205,6 +206,7 @@ def test_a_worker_that_was_spawned() -> None:
     np.testing.assert_array_equal(twin(x).numpy(), model(x).numpy())
 
 
+@pytest.mark.slow
 def test_joblib_computes_in_workers_keeps_and_compares(tmp_path: Path) -> None:
     x, v, model = tg.ones((2, 3)), tg.Variable(2.0), nn.Sequential([nn.Dense(2, activation="gelu")])
     wanted = elsewhere((x, v, model, tg.tanh))[1].numpy()

@@ -136,6 +136,7 @@ def picture(draw: Callable[[Any], Any], convert: Callable[[Any], Any], axes: boo
     return np.array(canvas.buffer_rgba())
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("name", CASES)
 def test_the_picture_is_that_of_arrays(name: str) -> None:
     axes = name in ABOUT_AXES

@@ -148,6 +148,7 @@ def differs(got: np.ndarray, wanted: np.ndarray, inner: str) -> str:
     return "" if close.all() else f"{got[~close][:4]} instead of {wanted[~close][:4]}, {(~close).sum()} in all"
 
 
+@pytest.mark.sampled(1 / 8)
 @pytest.mark.parametrize("dtype", ALL)
 def test_values(dtype, cuda):
     first = lambda prim: isinstance(prim, Elementwise) and dtype != "float32"
@@ -183,6 +184,7 @@ def pulled(prim: Primitive, sample: Sample, xs: list[Tensor], ct: np.ndarray, de
     return tape.gradient(y, [sources[i] for i in where], output_gradients=from_array(device.array(ct), device))
 
 
+@pytest.mark.sampled(1 / 8)
 @pytest.mark.parametrize("dtype", SMOOTH)
 def test_gradients(dtype, cuda):
     # Rules of what CuPy's functions compute are many small kernels, nearly the same in every dtype: two are enough.
@@ -232,6 +234,7 @@ def _real(y: Tensor, dtype: str) -> Tensor:
     return dispatch.cast(tg.real(y) + 2 * tg.imag(y) if y.dtype.kind == "c" else y, np.dtype(dtype))
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_fused_equals_op_by_op(dtype, cuda):
     """Bit for bit: a value in a register and the same value read back from memory, also with a sum behind it."""

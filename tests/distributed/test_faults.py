@@ -11,7 +11,10 @@ import time
 import pytest
 from distributed import ranks
 
-pytestmark = pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
+pytestmark = [
+    pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)"),
+    pytest.mark.slow,
+]
 
 DEADLINE = 2.0
 SOON = 3.0

@@ -17,20 +17,19 @@ MODULES = {
     "sharding_cases": [1, 2, 4],
     "training_cases": [3],
 }
-CASES = [
-    (module, size, name)
+JOBS = [
+    pytest.param(module, size, marks=[pytest.mark.slow] if size > 2 else [])
     for module, sizes in MODULES.items()
     for size in sizes
-    for name in [*ranks.cases(module), "(the end)"]
 ]
 
 
 @pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
-@pytest.mark.parametrize(("module", "size", "name"), CASES)
-def test_on_ranks(module: str, size: int, name: str) -> None:
-    found = ranks.report(module, size)
-    assert name in found, "the job ended before: " + found["(the end)"]
-    assert not found[name], found[name]
+@pytest.mark.parametrize(("module", "size"), JOBS)
+def test_cases_pass_on_every_rank(module: str, size: int) -> None:
+    results = ranks.report(module, size)
+    assert results.keys() == {*ranks.cases(module), "(the end)"}, "the job ended before: " + results["(the end)"]
+    assert not any(results.values()), "\n".join(filter(None, results.values()))
 
 
 def test_all_modules_of_cases_run() -> None:

@@ -13,7 +13,10 @@ from distributed import ranks
 from tapegrad.profile.runs import Run, load
 from tapegrad.profile.runs.communication import collectives, walks
 
-pytestmark = pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
+pytestmark = [
+    pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)"),
+    pytest.mark.slow,
+]
 
 PROGRAM = """
 import os, sys, time

@@ -9,7 +9,10 @@ from distributed import ranks
 
 import tapegrad as tg
 
-pytestmark = pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
+pytestmark = [
+    pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)"),
+    pytest.mark.slow,
+]
 
 
 KILLED = """

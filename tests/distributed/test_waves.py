@@ -9,6 +9,8 @@ from distributed import ranks
 import tapegrad as tg
 from tapegrad import distributed as dist
 
+pytestmark = pytest.mark.slow
+
 NAME = "full_waveform_inversion"
 EXAMPLE = ranks.HERE.parent.parent / "docs" / "gallery" / NAME / f"{NAME}.py"
 SMALL = ("--size", "16", "--steps", "20", "--iterations", "2")

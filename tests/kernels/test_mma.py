@@ -109,6 +109,7 @@ def test_tf32_keeps_ten_bits(watched):
     np.testing.assert_array_equal(found, wanted.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize(("kind", "form"), [("float16", "HMMA.16816.F32 "), ("bfloat16", "HMMA.16816.F32.BF16 "),
                                             ("tf32", "HMMA.1688.F32.TF32 ")])  # fmt: skip

@@ -80,6 +80,7 @@ def _compare(prim, found, expected, operands):
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * size, err_msg=prim.name)
 
 
+@pytest.mark.sampled(1 / 5)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_values(emulated, dtype, width):
@@ -158,6 +159,7 @@ def test_many_rows_of_gamma(emulated):
     _compare(layer_norm_vjp_gamma_p, found, _expected(layer_norm_vjp_gamma_p, (x, g), (9,), {"eps": EPS}), (x,))
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(("rows", "width"), [(700, 9), (1300, 8), (650, 600), (45, 5000)])
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffle:3"])
 def test_columns_of_many_rows_are_summed_in_one_order(rows, width, order, emulated):
@@ -198,6 +200,7 @@ def test_the_cotangent_of_rows_alone_has_the_same_bits(emulated):
         np.testing.assert_array_equal(both[: x.size].view(np.uint8), alone.reshape(-1).view(np.uint8))
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("width", [5, 40, 600])
 def test_watched(watched, width):
     for prim, operands, shape, params in _cases((3,), width, np.float32):
@@ -224,6 +227,7 @@ def _reduce(device, x, op, order="forward"):
     return warps, blocks
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("op", UFUNCS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint64", "int8", "complex64", "complex128"])
 def test_reductions(emulated, dtype, op):

@@ -11,6 +11,8 @@ from kernels import test_attention as attention
 from . import bounds
 from .twin import Record, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 IN_TF32 = bounds.Bound(1024, None)
 """A weight that exp gives one unit more on the device may be rounded to the next of TF32's numbers, 8192 units away."""
 KERNELS = {"tg_attention", "tg_attention_vjp_q", "tg_attention_vjp_kv", "tg_attention_jvp"}

@@ -23,6 +23,8 @@ from . import bounds
 from .test_kernels import Told, Updating
 from .twin import Disagreement, Record, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 
 def softmax(device: Told) -> None:
     x = rows._draw(1, (3, 600), np.float32)

@@ -16,6 +16,8 @@ from kernels import test_scalar as scalar
 from . import bounds
 from .twin import Record, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 DTYPES = ["bool", *scalar.INTS, *scalar.HALVES, *scalar.FLOATS, *scalar.COMPLEX]
 NEWER = ("bfloat16", "float32")
 """The dtypes that are also compiled for compute_90."""

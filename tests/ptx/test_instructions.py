@@ -13,6 +13,8 @@ import pytest
 
 from .machine import computed, run
 
+pytestmark = pytest.mark.slow
+
 F32, F64 = np.float32, np.float64
 TRICKY = [0.0, -0.0, 1.0, -1.0, 1.5, 3.0, 2.0**-126, -(2.0**-126), 2.0**-120, 2.0**127, 3.4e38, 1 + 2.0**-23,
           1 - 2.0**-24, float("inf"), -float("inf"), float("nan"), 16777217 / 3, 1e-30, 0.1, -0.3]  # fmt: skip

@@ -34,6 +34,8 @@ from tapegrad.ops.products import _cuda_conv
 from . import bounds
 from .twin import Record, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 BFLOAT = np.dtype(ml_dtypes.bfloat16)
 CASES = [(np.dtype("float32"), 80), (np.dtype("float16"), 80), (BFLOAT, 80), (np.dtype("float64"), 80),
          (np.dtype("float32"), 90), (BFLOAT, 90)]  # fmt: skip

@@ -14,6 +14,8 @@ from tapegrad.device.kernel import folder, options
 
 from .twin import Disagreement, Record, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def emulated():

@@ -21,6 +21,8 @@ from tapegrad.tensor import from_array
 
 from .twin import Bound, Record, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 LOOSE = Bound(32, None)
 """What regions of CUDA's functions may differ by, in units of the largest result: powers make errors larger."""
 FEW = ("contiguous", "broadcast", "row of a block", "columns in parts", "drawn", "drawn, 16 bits")

@@ -10,6 +10,8 @@ from . import run as machine
 from .machine import computed, run
 from .parse import PTXError
 
+pytestmark = pytest.mark.slow
+
 LANES = np.arange(64, dtype="u4")
 
 

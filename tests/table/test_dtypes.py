@@ -84,6 +84,7 @@ def agree(ours: list[np.ndarray], right: list[np.ndarray], tolerance: float) -> 
     return len(ours) == len(right) and all(map(same, ours, right))
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("op", [op for op in CASES if op not in OTHER_VALUES])
 def test_an_operation_is_right_for_a_dtype_or_refuses_it(op: str) -> None:
     case, wrong = CASES[op], {}

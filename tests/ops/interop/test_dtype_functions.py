@@ -94,6 +94,7 @@ assert not any(name in sys.modules for name in ("numpy", "ml_dtypes")), "importi
 """
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(
     "use",
     [
