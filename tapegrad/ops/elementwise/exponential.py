@@ -55,7 +55,7 @@ logaddexp = of_two(
 
 power = of_two(
     "power",
-    [lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
+    [lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: _power_in_exponent(out, x)],
     exact=False,
     cxx="tg_pow({x}, {y})",
     domain=(0.3, 2.0),
@@ -65,9 +65,10 @@ power = of_two(
 )
 
 
-def _safe_log(x: Tensor) -> Tensor:
+def _power_in_exponent(out: Tensor, x: Tensor) -> Tensor:
+    """``out * log(x)``, or 0: also where ``out`` is infinite."""
     known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
-    return where(known, log(where(known, x, 1)), 0)
+    return where(known, out, 0) * log(where(known, x, 1))
 
 
 def pow_operator(x: Tensor, y: TensorLike) -> Tensor:
