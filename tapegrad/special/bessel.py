@@ -7,9 +7,10 @@ from collections.abc import Callable
 from itertools import product
 
 from tapegrad.core.primitive import Primitive, Sample
+from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import special
 from tapegrad.ops import abs, exp, sign, sqrt, where
-from tapegrad.ops.dispatch import barrier
+from tapegrad.ops.dispatch import barrier, cast
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
 from tapegrad.special._series import horner, near_zero
 from tapegrad.tensor import Tensor, TensorLike
@@ -96,12 +97,12 @@ def _scaled_slope(
     ``kve' / kve``.
     """
     large = abs(x) > _LARGE
-    w = where(large, w, 1)
+    w = cast(where(large, w, 1), accumulator(x.dtype))  # float16 does not hold the coefficients
     ratio = v / w
     s = 1 / (1 + ratio * ratio)
     rest = v * ratio / (1 + sqrt(1 + ratio * ratio)) + horner([horner(p, s) for p in _DEBYE], sqrt(s) / w)
     near = formula(where(large, 0, out), where(large, 1, x))
-    return where(large, out * (rest / where(large, x, 1)), near)
+    return where(large, out * (cast(rest, x.dtype) / where(large, x, 1)), near)
 
 
 def _i1_over(x: Tensor) -> Tensor:
