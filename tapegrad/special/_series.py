@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from math import factorial
 from typing import Any
 
-from tapegrad.ops import abs, exp, expm1, log1p, sin, where
+from tapegrad.ops import abs, exp, expm1, log, log1p, sin, where
 from tapegrad.tensor import Tensor
 
 
-def horner(coefficients: Sequence[float], x: Tensor) -> Tensor:
+def horner(coefficients: Sequence[float | Tensor], x: Tensor) -> Tensor:
     """The polynomial with ``coefficients`` from the lowest power up."""
     total: Any = coefficients[-1]
     for c in reversed(coefficients[:-1]):
@@ -45,9 +45,11 @@ def exprel_slope(x: Tensor) -> Tensor:
     return near_zero(x, 1.0, lambda z: horner(_EXPREL_SLOPE, z), lambda z: (exp(z) - expm1(z) / z) / z)
 
 
-def log1p_ratio(x: Tensor) -> Tensor:
-    """``log(1 + x) / x``."""
-    return near_zero(x, 0.03, lambda z: horner(_LOG1P, z), lambda z: log1p(z) / z)
+def log_ratio(x: Tensor) -> Tensor:
+    """``log(x) / (x - 1)``."""
+    near = abs(x - 1) < 0.03
+    far = where(near, 2, x)
+    return where(near, horner(_LOG1P, where(near, x - 1, 0)), log(far) / (far - 1))
 
 
 def box_ratio(x: Tensor) -> Tensor:

@@ -69,11 +69,18 @@ huber = pointwise(
 )  # fmt: skip
 
 
+def _pseudo_huber_in_delta(delta: Tensor, r: Tensor) -> Tensor:
+    """``(size - delta)**2 / size``, where ``size`` is ``hypot(delta, r)``."""
+    size = hypot(delta, r)
+    gap = r * (r / (size + delta))
+    return gap * (gap / size)
+
+
 pseudo_huber = pointwise(
     "pseudo_huber",
     [
-        lambda delta, r: hypot(delta, r) + delta * delta / hypot(delta, r) - 2 * delta,
-        lambda delta, r: r * delta / hypot(delta, r),
+        lambda delta, r: _pseudo_huber_in_delta(delta, r),
+        lambda delta, r: r * (delta / hypot(delta, r)),
     ],
     operands=("delta", "r"), domain=(0.3, 2.0),
     doc="``delta**2 * (sqrt(1 + (r / delta)**2) - 1)``: smooth, and much as ``huber``.",

@@ -10,7 +10,7 @@ from tapegrad.device.numerics import special
 from tapegrad.ops import cos, cosh, exp, sin, sinh, square, where
 from tapegrad.ops.dispatch import barrier
 from tapegrad.special._declare import Function, barrier_of, pointwise, with_order
-from tapegrad.special._series import horner, log1p_ratio, near_zero, sine_ratio
+from tapegrad.special._series import horner, log_ratio, near_zero, sine_ratio
 from tapegrad.special.normal import erf
 from tapegrad.tensor import Tensor, TensorLike
 
@@ -117,13 +117,13 @@ owens_t = pointwise(
     "owens_t",
     [
         lambda h, a: -0.5 * _normal(h) * erf(a * h * math.sqrt(0.5)),
-        lambda h, a: exp(-0.5 * square(h) * (1 + square(a))) / (2 * math.pi * (1 + square(a))),
+        lambda h, a: exp(-0.5 * (square(h) + square(h * a))) / (2 * math.pi * (1 + square(a))),
     ],
     operands=("h", "a"),
     doc="Owen's T function: how likely a normal X > h has beside it a normal Y between 0 and a X.",
 )
 spence = pointwise(
-    "spence", [lambda x: -log1p_ratio(x - 1)], domain=(0.3, 3.0),
+    "spence", [lambda x: -log_ratio(x)], domain=(0.3, 3.0),
     doc="The dilogarithm as SciPy has it, of ``1 - x``; the gradient at 1 is -1, at 0 -inf; NaN for negative ``x``.",
 )  # fmt: skip
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import normalize_axes
-from tapegrad.device.dtypes import in_float
-from tapegrad.ops import abs, exp, isfinite, log, max, reshape, sign, sum, where
+from tapegrad.device.dtypes import finfo, in_float
+from tapegrad.ops import abs, exp, isfinite, log, max, minimum, reshape, sign, sum, where
 from tapegrad.ops.dispatch import promote
+from tapegrad.ops.elementwise.exponential import difference
 from tapegrad.ops.reduce.reductions import logsumexp as _logsumexp
 from tapegrad.ops.rows.softmax import log_softmax as _log_softmax
 from tapegrad.ops.rows.softmax import softmax as _softmax
@@ -27,8 +29,8 @@ def logsumexp(
     """``log(sum(b * exp(a)))`` over ``axis`` without overflow (SciPy's ``logsumexp``).
 
     axis: None, an integer or several; b: weights that broadcast with ``a``; return_sign: the logarithm of the sum's
-    magnitude, and its sign; otherwise a negative sum gives NaN.  Where all is -inf the gradient is NaN, but 0 with
-    ``b`` or a sign.  Raises AxisError.
+    magnitude, and its sign; otherwise a negative sum gives NaN.  Where all is -inf the elements share the gradient, but
+    with ``b`` or a sign it is 0.  Raises AxisError.
     """
     if b is None and not return_sign:
         return _logsumexp(a, axis=axis, keepdims=keepdims)
@@ -36,8 +38,10 @@ def logsumexp(
     a = a + 0 * b
     axes = normalize_axes("logsumexp", axis, a.ndim)
     most = stop_gradient(max(where(b == 0, -float("inf"), a), axis=axes, keepdims=True)) if a.size else 0.0
-    most = where(isfinite(most), most, 0.0)
-    total = sum(b * exp(a - most), axis=axes, keepdims=True)
+    most = where(most == -float("inf"), 0.0, most)
+    # Only an element of weight 0 may exceed the largest, and its exponential must not overflow: 0 times inf is NaN.
+    powers = exp(minimum(difference(a, most), math.log(float(finfo(a.dtype).max)) - 1))
+    total = sum(b * powers, axis=axes, keepdims=True)
     gone = total == 0
     size = where(gone, 1.0, abs(total) if return_sign else total)
     out = where(gone, -float("inf"), log(size)) + most

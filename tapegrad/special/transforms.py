@@ -51,7 +51,10 @@ inv_boxcox = pointwise(
 )  # fmt: skip
 inv_boxcox1p = pointwise(
     "inv_boxcox1p",
-    [lambda out, y, lmbda: (1 + out) / (1 + lmbda * y), lambda out, y, lmbda: _unbox_in_lambda(y, lmbda, 1 + out)],
+    [
+        lambda y, lmbda: inv_boxcox(y, lmbda) / (1 + lmbda * y),
+        lambda y, lmbda: _unbox_in_lambda(y, lmbda, inv_boxcox(y, lmbda)),
+    ],
     operands=("y", "lmbda"), domain=(0.3, 2.0),
     doc="The ``x`` with ``boxcox1p(x, lmbda) = y``; smooth at ``lmbda = 0``.",
 )  # fmt: skip

@@ -5,6 +5,7 @@ That each is right inside its domain to second order, in both modes, is the busi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -182,3 +183,47 @@ def test_logsumexp_and_softmax() -> None:
         check_grads(lambda u: S.log_softmax(u, axis=axis), [x])  # noqa: B023
     zero = S.logsumexp(x, b=np.zeros(4), axis=-1).numpy()
     assert (zero == -inf).all()
+
+
+def test_weighted_logsumexp_of_infinities() -> None:
+    for x, b, shares in (
+        ([1e8, inf], [1.0, 2.0], [0, 1]), ([inf, inf], [1.0, 3.0], [0.25, 0.75]), ([-inf, -inf], [1.0, 3.0], [0, 0]),
+        ([0.0, 1e4], [1.0, 0.0], [1, 0]), ([0.0, inf], [1.0, 0.0], [1, 0]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(S.logsumexp(c64(x), b=c64(b)), scipy.special.logsumexp(x, b=b))
+        np.testing.assert_allclose(slope(lambda v: S.logsumexp(v, b=c64(b)), x), shares)  # noqa: B023
+    value, sign = S.logsumexp(c64([0.0, inf]), b=c64([1.0, -1.0]), return_sign=True)
+    assert (value.item(), sign.item()) == (inf, -1.0)
+
+
+def _hankel(name: str, v: float, x: float, order: int) -> float:
+    """The derivative of ``order`` of ``ive`` or ``kve`` at large ``x``, by Hankel's expansion (DLMF 10.40)."""
+    if x < 0:
+        return (-1) ** (v + order) * _hankel(name, v, -x, order)
+    term, total = 1.0, 0.0
+    for k in range(20):
+        total += term * math.prod(-k - 0.5 - i for i in range(order))
+        term *= (4 * v * v - (2 * k + 1) ** 2) / (8 * (k + 1) * x) * (1 if name[0] == "k" else -1)
+    return math.sqrt(math.pi / 2 if name[0] == "k" else 0.5 / math.pi) * total * x**-0.5 * x**-order
+
+
+@pytest.mark.parametrize(
+    ("name", "v"),
+    [("i0e", 0), ("i1e", 1), ("k0e", 0), ("k1e", 1), ("ive", 2.5), ("ive", 9), ("kve", 2.5), ("kve", 9)],
+)
+def test_scaled_bessel_functions_far_out(name: str, v: float) -> None:
+    """Their derivative is nearly ``-out / (2 x)``, a difference of terms as large as ``out``."""
+    of_one = name[1] in "01"
+    f = getattr(S, name) if of_one else lambda x: getattr(S, name)(v, x)
+    far = [1e20] if of_one else []  # SciPy's functions of any order end before
+    below = [-49.0, -51.0, -1e6] if name[0] == "i" and v != 2.5 else []
+    for dtype, tolerance in ((np.float32, 1e-5), (np.float64, 1e-13)):
+        x = tg.asarray(np.array([49.0, 51.0, 1e3, 1e6, 1e8, *far, *below], dtype))
+        first = tg.grad(lambda x: tg.sum(f(x)))
+        slopes, curvatures = ([_hankel(name, v, float(a), n) for a in x.numpy()] for n in (1, 2))
+        np.testing.assert_allclose(first(x), slopes, tolerance)
+        np.testing.assert_allclose(tg.jvp(f, (x,), (tg.ones_like(x),))[1], slopes, tolerance)
+        tiny = float(np.finfo(dtype).tiny)
+        np.testing.assert_allclose(tg.grad(lambda x: tg.sum(first(x)))(x), curvatures, 60 * tolerance, tiny)  # noqa: B023
+    if of_one:
+        assert slope(f, [inf]) == [0.0]

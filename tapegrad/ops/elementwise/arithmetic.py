@@ -107,7 +107,7 @@ def squared_size(x: Tensor) -> Tensor:
 
 
 reciprocal = curve(
-    "reciprocal", lambda out: -(out * out), exact=True, cxx="{out_type}(1) / {x}", domain=(0.5, 2.0),
+    "reciprocal", lambda ct, out: -(ct * out) * out, exact=True, cxx="{out_type}(1) / {x}", domain=(0.5, 2.0),
     to=whole_in_float64, doc="``1 / x``.",
 )  # fmt: skip
 

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from tapegrad.core.primitive import elementwise
 from tapegrad.device.dtypes import is_inexact
-from tapegrad.ops.dispatch import SCALARS, curve, no_bool, of_two, real_float
+from tapegrad.device.types import Array, Namespace
+from tapegrad.ops.dispatch import SCALARS, binary, curve, infer_same, no_bool, of_two, real_float
 from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
-from tapegrad.ops.elementwise.comparison import equal, not_equal
+from tapegrad.ops.elementwise.comparison import not_equal
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.elementwise.sigmoid import logistic
 from tapegrad.tensor import Tensor, TensorLike
@@ -22,11 +24,23 @@ log10 = curve("log10", lambda x: 0.4342944819032518 / x, domain=(0.2, 3.0), doc=
 log1p = curve("log1p", lambda x: reciprocal(1 + x), domain=(-0.5, 2.0), doc="``log(1 + x)``, precise near 0.")
 
 
-def difference(x: Tensor, y: Tensor) -> Tensor:
-    """Return ``x - y``, and 0 where both are the same infinity."""
-    same = equal(x, y)
-    return where(same, 0, x) - where(same, 0, y)
+def _run_difference(xp: Namespace, out: Array, x: Array, y: Array) -> None:
+    with xp.errstate(invalid="ignore"):
+        xp.subtract(x, y, out=out)
+    xp.copyto(out, 0, where=xp.equal(x, y))
 
+
+difference = binary(
+    elementwise(
+        "difference",
+        infer=infer_same,
+        impl=_run_difference,
+        partials=[1, -1],
+        operands=("x", "y"),
+        cxx="{x} == {y} ? {out_type}(0) : tg_minus({x}, {y})",
+        doc="``x - y``, and 0 of equal infinities: the exponents less the largest, of which one may be infinite.",
+    )
+)
 
 logaddexp = of_two(
     "logaddexp",
@@ -41,7 +55,7 @@ logaddexp = of_two(
 
 power = of_two(
     "power",
-    [lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: out * _safe_log(x)],
+    [lambda x, y: y * x ** where(both_zero(x, y), 1, y - 1), lambda out, x: _power_in_exponent(out, x)],
     exact=False,
     cxx="tg_pow({x}, {y})",
     domain=(0.3, 2.0),
@@ -51,9 +65,10 @@ power = of_two(
 )
 
 
-def _safe_log(x: Tensor) -> Tensor:
+def _power_in_exponent(out: Tensor, x: Tensor) -> Tensor:
+    """``out * log(x)``, or 0: also where ``out`` is infinite."""
     known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
-    return where(known, log(where(known, x, 1)), 0)
+    return where(known, out, 0) * log(where(known, x, 1))
 
 
 def pow_operator(x: Tensor, y: TensorLike) -> Tensor:

@@ -27,7 +27,7 @@ from tapegrad.ops.elementwise.arithmetic import (
 )
 from tapegrad.ops.elementwise.comparison import equal, isfinite, not_equal
 from tapegrad.ops.elementwise.complex import real
-from tapegrad.ops.elementwise.exponential import exp, log
+from tapegrad.ops.elementwise.exponential import difference, exp, log
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.reduce._masks import mask_of, masked, start_of, worst
 from tapegrad.ops.shape.blocks import reshaped
@@ -355,7 +355,7 @@ def logsumexp(x: TensorLike, axis: Axis = None, *, keepdims: bool = False) -> Te
     """Return ``log(sum(exp(x)))`` over ``axis`` (None: all) without overflow; -inf if empty.  Raises AxisError.
 
     It is computed as ``m + log(sum(exp(x - m)))``, where ``m`` is the largest (real part); the derivative does not
-    depend on ``m``, so tapes do not see it.
+    depend on ``m``, so tapes do not see it.  Where ``m`` is infinite, the elements equal to it share the gradient.
     """
     x = tensor("logsumexp", x)
     axes = normalize_axes("logsumexp", axis, x.ndim)
@@ -365,8 +365,9 @@ def logsumexp(x: TensorLike, axis: Axis = None, *, keepdims: bool = False) -> Te
 
     def shift() -> Tensor:
         most = max(real(x), axis=axes, keepdims=True)
-        return where(isfinite(most), most, 0)
+        # Complex infinities may differ in their imaginary parts, so their difference is NaN.
+        return where(isfinite(most), most, 0) if x.dtype.kind == "c" else most
 
     most = unrecorded(shift)
-    out = waiting(x._buffer.node.aval, lambda: log(sum(exp(x - most), axis=axes, keepdims=True)) + most)
+    out = waiting(x._buffer.node.aval, lambda: log(sum(exp(difference(x, most)), axis=axes, keepdims=True)) + most)
     return out if keepdims else reshape(out, tuple(n for i, n in enumerate(x.shape) if i not in axes))

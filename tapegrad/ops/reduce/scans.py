@@ -12,9 +12,7 @@ from tapegrad.device.numerics import scans
 from tapegrad.ops.apply import lift_axis
 from tapegrad.ops.dispatch import barrier, ordered, own, promote, real_float
 from tapegrad.ops.elementwise.arithmetic import maximum
-from tapegrad.ops.elementwise.comparison import equal, isfinite
-from tapegrad.ops.elementwise.exponential import exp, log
-from tapegrad.ops.elementwise.selection import where
+from tapegrad.ops.elementwise.exponential import difference, exp, log
 from tapegrad.ops.index.indexing import take_along_axis
 from tapegrad.ops.shape.join import concat
 from tapegrad.tensor import Tensor, TensorLike, identity_of
@@ -70,19 +68,15 @@ def cummin(input: TensorLike, dim: int = -1) -> Running:
 def _joined(late: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the largest exponent and the sum of exponentials less it, of two stretches."""
     most = unrecorded(maximum, late[0], before[0])
-    scaled = (s * unrecorded(_share, m, most) for m, s in (late, before))
+    scaled = (s * unrecorded(lambda m: exp(difference(m, most)), m) for m, s in (late, before))
     return most, next(scaled) + next(scaled)
-
-
-def _share(m: Tensor, most: Tensor) -> Tensor:
-    same = equal(m, most)  # of two infinities, too
-    return exp(where(same, 0, m) - where(same, 0, most))
 
 
 def logcumsumexp(input: TensorLike, dim: int = -1) -> Tensor:
     """``log(cumsum(exp(x)))`` along ``dim`` without overflow (PyTorch's ``logcumsumexp``).
 
-    Computed by doubling, in log n steps of whole arrays.  Elements of -inf count for nothing and have gradient 0.
+    Computed by doubling, in log n steps of whole arrays.  Where the largest element so far is infinite, the elements
+    equal to it share the gradient.
     Raises AxisError, DTypeError for complex.
     """
     (x,) = promote("logcumsumexp", (input,), real_float("logcumsumexp"))
@@ -92,12 +86,11 @@ def logcumsumexp(input: TensorLike, dim: int = -1) -> Tensor:
     a = normalize_axis("logcumsumexp", dim, x.ndim)
     lead, n, reach = (slice(None),) * a, x.shape[a], 1
     # The largest exponents are constants to a tape, so gradients are those of the sums, however large the exponents.
-    most, total = unrecorded(lambda: identity_of(x)), exp(x - unrecorded(lambda: where(isfinite(x), x, 0)))
+    most, total = unrecorded(identity_of, x), exp(difference(x, unrecorded(identity_of, x)))
     while reach < n:
         early, late, before = ((*lead, part) for part in (slice(reach), slice(reach, None), slice(n - reach)))
         m, s = _joined((most[late], total[late]), (most[before], total[before]))
         most = unrecorded(lambda parts: concat(parts, axis=a), [most[early], m])
         total = concat([total[early], s], axis=a)
         reach *= 2
-    nothing = unrecorded(equal, total, 0)
-    return own(where(nothing, -float("inf"), log(where(nothing, 1, total)) + most), source)
+    return own(log(total) + most, source)
