@@ -301,6 +301,7 @@ ELEMENTWISE = [
 ]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(("prim", "dtype"), ELEMENTWISE)
 def test_fused_equals_op_by_op(prim, dtype):
     """Bit for bit, for any layout of the leaves, tile size, number of threads, and wherever an operand comes from."""

@@ -57,6 +57,7 @@ def test_the_table_is_not_thinned_out():
     assert names >= {"add", "multiply", "divide", "exp", "sqrt", "abs", "conj", "real", "imag", "matmul", "sum", "prod"}
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(("prim", "sample"), TABLE)
 def test_derivatives_to_second_order(prim, sample):
     xs, where = complex_operands(prim, sample)

@@ -328,6 +328,7 @@ def functions() -> Iterator[tuple[str, Callable]]:
                 yield f"{home.__name__}.{name}", f
 
 
+@pytest.mark.slow
 def test_no_public_function_returns_its_argument() -> None:
     """Whatever can be called with a tensor and arguments that may ask for nothing."""
     calls, offences = 0, set()

@@ -46,6 +46,7 @@ def test_reductions(name, axes, cuda, on):
             same_bits(got, wanted)
 
 
+@pytest.mark.slow
 def test_reductions_of_nothing_and_of_one(cuda, on):
     for shape, axes in itertools.product([(0, 4), (4, 0), (1, 4), (1, 1), (4, 1)], [(0,), (1,), (0, 1)]):
         functions = tg.sum, tg.prod, tg.any, tg.all, tg.mean
@@ -86,6 +87,7 @@ def test_a_thread_joins_no_more_than_64_parts_of_a_column(columns, parts, blocks
     assert m.scratch_bytes == 4 * parts * columns + 8 * blocks  # and a count for each block of columns
 
 
+@pytest.mark.slow
 def test_nans_and_infinities_get_through_reductions(cuda, on):
     for shape, place in (((3, 40), (1, 7)), ((40, 3), (7, 1)), ((2, 20000), (1, 19999)), ((5000, 3), (4999, 2))):
         base = numbers(shape, "float32")

@@ -22,6 +22,7 @@ def total(case: Case, *operands: tg.Tensor) -> tg.Tensor:
 TRUE = [case for case in CASES if not case.options.get("scale_grad_by_freq")]  # what that gives is no derivative
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("case", TRUE, ids=str)
 def test_derivatives_to_second_order(case: Case) -> None:
     check_grads(lambda *xs: total(case, *xs), case.operands(), order=2, eps=1e-6, **KINKED)

@@ -47,6 +47,7 @@ def test_half_of_the_diagonal() -> None:
     assert np.array_equal(out, np.tril(x, -1) + np.tril(np.triu(x)) / 2)
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("k", [-1, 0, 1])
 @pytest.mark.parametrize("lower", [True, False])
 @pytest.mark.parametrize(("shape", "inner"), [((5, 5), 3), ((300, 300), 1), ((2, 260, 150), 7), ((150, 260), 2)])
@@ -95,6 +96,7 @@ def test_outer_products_are_one_multiplication() -> None:
         assert np.array_equal(out, x * y)
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("n", [1, 31, 32, 70, 200])
@@ -126,6 +128,7 @@ def test_large_matrices_that_are_not_positive_definite_are_named() -> None:
     assert caught.value.failed == ((1,),)
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("dtype", ["f8", "c16"])
 @pytest.mark.parametrize("n", [0, 3, 64, 65, 150, 300])

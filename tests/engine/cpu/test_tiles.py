@@ -113,6 +113,7 @@ def test_strided_leaves_give_the_bits_of_contiguous_ones(form, dtype, rng):
 AXES = [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)]
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("shape", [(30, 40, 50), (3, 5, 70001), (70001, 3, 5), (3, 70001, 5), (1, 300, 300)])
 @pytest.mark.parametrize("axes", AXES)
 def test_reductions_over_every_set_of_axes(shape, axes, rng):

@@ -116,6 +116,7 @@ def vector(results: Any) -> list[Any]:
     return [y for y in results if y.dtype in (torch.float64, np.dtype("float64"))]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cases(case: Case) -> None:

@@ -23,6 +23,7 @@ UFUNCS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("index", INDICES, ids=repr)
 @pytest.mark.parametrize("method", UFUNCS)
 def test_like_numpys_ufunc_at(method: str, index: Any, rng: np.random.Generator) -> None:
