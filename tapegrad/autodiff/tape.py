@@ -336,14 +336,15 @@ class GradientTape(Recording):
         """
         if sources <= self._watched:  # most often
             return
-        for i, record in enumerate(records):
-            if type(record) is not Called:
-                continue
+        calls = [record for record in records if type(record) is Called]
+        for record in calls:
             returned = getattr(record.call, "returned", None)
             if returned is None or sources.isdisjoint(n.index for n in record.results[returned:]):
                 continue
-            others = {n.index for r in records[i : i + 2] for n in r.results} - sources
-            if not cts.keys().isdisjoint(reachable(records[i:], others)):
+            origin = getattr(record.call, "origin", record.call)
+            parts = [r for r in calls if r is record or r.call is origin]
+            others = {n.index for r in parts for n in r.results} - sources
+            if not cts.keys().isdisjoint(reachable(records, others)):
                 raise RecomputeError(
                     f"gradient: a source was made inside {record.call.name}, which did not return it, and the target "
                     "depends on what it did return: return the source, too, or compute it outside"

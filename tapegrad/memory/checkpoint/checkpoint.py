@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
 from tapegrad.device.threads import NAME as HELPER
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.rerun import Cotangents, Key, Lookout, RerunTrace, Sums, come_for
+from tapegrad.memory.checkpoint.rerun import Cotangents, Derived, Lookout, RerunTrace, Sums, come_for
 from tapegrad.memory.ledger.frames import line_of, user_place
 from tapegrad.tensor import Tensor, alias
 from tapegrad.variable import last_number, trainables
@@ -88,7 +88,7 @@ class Setting:
             try:
                 results = during(f, watch, seen, recorders=(*pushers, watch))
             except BaseException:  # it may carry values out
-                record_escaped(outer, self.name, tuple(watch.captured.values()), list(watch.alive().values()))
+                record_escaped(outer, self, tuple(watch.captured.values()), watch.alive().values())
                 raise
         self.draws.end()
         self.cells = {cell: content for cell, (content, _) in seen.items()}
@@ -96,21 +96,15 @@ class Setting:
         self._exchanged = [v.name for cell, (_, v) in seen.items() if v is not None and cell in seen.jumps]
         return results, watch, seen
 
-    def repeated(
-        self, recording: Trace | None, f: Callable[[Lookout], T], required: Collection[Key] = ()
-    ) -> tuple[T, Lookout, Seen]:
-        """What a rerun, ``f(watch)``, recorded by ``recording``, returns; the look-out and the cells seen.
-
-        ``required``: see :class:`Lookout`.  Raises RecomputeError.
-        """
+    def repeated(self, recording: Trace | None, watch: Lookout, f: Callable[[Lookout], T]) -> tuple[T, Seen]:
+        """What a rerun, ``f(watch)``, returns, and the cells seen; ``recording`` records it.  Raises RecomputeError."""
         self.refuse_exchanged()
-        watch = Lookout((), required)
         with self.draws.repeated(), device(self._device), overlay(self.cells, self.jumps), lookout() as seen:
             if recording is not None:
                 results = recording.during(self._counted, f, watch, others=(watch,))
             else:
                 results = during(self._counted, f, watch, recorders=(*thread.recorders, watch))
-        return results, watch, seen
+        return results, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
         rerun = partial(account.current.rerun, f, watch, shift=self.began - next_index())
@@ -211,16 +205,21 @@ class Escaped:
     returned = 0
     """How many of the values the call returned; the others are those that left it otherwise."""
 
-    def __init__(self, name: str, values: Sequence[Buffer]) -> None:
-        self.name = name
+    def __init__(self, call: Checkpoint | Setting, values: Sequence[Buffer], ran: str) -> None:
+        self.name, self._call = call.name, weakref.ref(call)
         self._values = [(b.node.aval, b.node.prim.name) for b in values]
-        self._line = line_of(user_place())
+        self._ran = f"{ran} at {line_of(user_place())}"
+
+    @property
+    def origin(self) -> object:
+        """The call that the values have left, if it still exists."""
+        return self._call()
 
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Raise RecomputeError."""
         aval, operation = next(v for v, ct in zip(self._values, cts, strict=True) if ct is not None)
         raise RecomputeError(
-            f"{self.name}, called at {self._line}: the gradient passes through {aval!r}, the result of "
+            f"{self.name}, {self._ran}: the gradient passes through {aval!r}, the result of "
             f"{operation}, which left the checkpoint by a side door (a list, an attribute, a global, an object "
             "that is no structure), and its derivative is not recorded: return it from the function, as part of its "
             "result"
@@ -228,12 +227,16 @@ class Escaped:
 
 
 def record_escaped(
-    recorders: Iterable[Recorder], name: str, inputs: tuple[Buffer, ...], values: Sequence[Buffer]
+    recorders: Iterable[Recorder],
+    call: Checkpoint | Setting,
+    inputs: tuple[Buffer, ...],
+    values: Iterable[Buffer],
+    ran: str = "called",
 ) -> None:
-    """Let ``recorders`` refuse derivatives of ``values``, which have left the call ``name``."""
+    """Let ``recorders`` refuse derivatives of ``values``, which have left ``call``; ``ran``: in which run."""
     values = [b for b in values if is_inexact(b.node.aval.dtype)]
     if values:
-        escaped = Escaped(name, values)
+        escaped = Escaped(call, values, ran)
         for recorder in recorders:
             recorder.record_call(escaped, inputs, tuple(values))
 
@@ -311,6 +314,19 @@ class Checkpoint:
                 b = b if isinstance(b, Buffer) else b.buffer
                 if b is not None:
                     yield b
+
+    def refuse_survivors(self, derived: Derived) -> None:
+        """Let the tapes outside refuse derivatives of the values of reruns that something still refers to.
+
+        A tape that recorded the rerun knows their derivatives.
+        """
+        values = [value for _, value in derived.alive()]
+        inputs = tuple([Buffer(None, n) for n in self._nodes]) if values else ()
+        for ref in self._tapes if values else ():
+            recorder = ref()
+            if recorder is not None and recorder not in thread.recorders:
+                new = [b for b in values if not recorder.follows(b)]  # not those of a recorded step of the first run
+                record_escaped([recorder], self, inputs, new, "rerun")
 
     def trace(self) -> RerunTrace:
         """The tape of a rerun."""

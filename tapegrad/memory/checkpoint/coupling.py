@@ -30,7 +30,6 @@ from tapegrad.engine.evaluate import array_of, fill
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.checkpoint import (
     Checkpoint,
-    Setting,
     record_escaped,
     recorders_of_a_call,
     renamed,
@@ -110,7 +109,7 @@ def couple(block: Block, f: Recompute, a: Tensor, b: Tensor) -> Tensor:
     for recorder in hidden:
         recorder.record_call(call, call.inputs, (result._buffer,))
     escaped = [value for value in watch.alive().values() if value is not out._buffer]
-    record_escaped(hidden, call.name, call.inputs, escaped)
+    record_escaped(hidden, call, call.inputs, escaped)
     call.inputs = ()
     call.coupling.hand_over(a, b, out, result, any(isinstance(r, Recording) for r in hidden))
     call.tell_kept()
@@ -126,9 +125,9 @@ class Coupling:
     It names no nodes: slots of earlier values refer to it, and must not keep the record of what nobody can ask about.
     """
 
-    def __init__(self, block: Block, f: Recompute, setting: Setting) -> None:
+    def __init__(self, block: Block, f: Recompute, call: _Call) -> None:
         self.number = _number()
-        self._block, self._f, self._setting = block, f, setting
+        self._block, self._f, self._setting, self._call = block, f, call.setting, weakref.ref(call)
 
     def first_run(self, a: Tensor, b: Tensor, watch: Lookout) -> Tensor:
         """``a + f(b)``, in the first run."""
@@ -149,9 +148,9 @@ class Coupling:
         if kept and source not in (None, self.b) and not (source.handed_over or self.b.handed_over):
             source.leave_to(self)
 
-    def again(self, b: Tensor, recording: Trace | None = None) -> tuple[list[Any], Lookout, Seen]:
-        """The results of ``f(b)`` once more, what was used, and the cells seen."""
-        return self._setting.repeated(recording, lambda watch: results_of(self._f._run((b,), {}, True), watch))
+    def again(self, b: Tensor, watch: Lookout, recording: Trace | None = None) -> tuple[list[Any], Seen]:
+        """The results of ``f(b)`` once more, and the cells seen."""
+        return self._setting.repeated(recording, watch, lambda watch: results_of(self._f._run((b,), {}, True), watch))
 
     def read(self) -> tuple[Buffer, Buffer | None]:
         """The bytes of ``b``, and of ``out`` if ``a`` is missing or to be compared."""
@@ -164,8 +163,13 @@ class Coupling:
     def invert(self) -> None:
         """Bring back ``a``, for its value alone."""
         b, out = self.read()
-        (change,) = _value(self.again, Tensor(b))[0]
-        self.bring_back(out, change)
+        call = self._call()
+        watch = Lookout((), (), None if call is None else call.sources(b))
+        try:
+            self.bring_back(out, _value(self.again, Tensor(b), watch)[0][0])
+        finally:
+            if call is not None:
+                _value(call.refuse_survivors, watch.derived)
 
     def bring_back(self, out: Buffer | None, change: Tensor) -> None:
         """``a = out - change`` into its slot, if it is missing there; ``change``: the value of ``f(b)``."""
@@ -212,7 +216,7 @@ class _Call(Checkpoint):
 
     def __init__(self, block: Block, f: Recompute, hidden: list[Recorder], a: Tensor, b: Tensor) -> None:
         super().__init__(repr(block), hidden)
-        self.coupling = Coupling(block, f, self.setting)
+        self.coupling = Coupling(block, f, self)
         self._a, self._b = a._buffer.node, b._buffer.node
 
     def first_run(
@@ -228,22 +232,31 @@ class _Call(Checkpoint):
         """The bytes that its slots hold."""
         yield from (slot.held for slot in (self.coupling.out, self.coupling.b) if slot.held is not None)
 
+    def sources(self, b: Buffer) -> Trace:
+        """A tape that follows what this one's rerun depends on, where its argument is ``b``."""
+        return Trace([b.node, *self._nodes])
+
     def pullback(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
         """Rerun ``f``, bring back ``a``, pull the cotangent of ``out``: to ``a`` as it is, elsewhere through ``f``."""
         (ct,) = cts
         trace = self.trace()
-        index = self._rerun(trace)
-        self.coupling.out.settle()
-        return self.pull(trace, [(self._a.index, ct), (index, ct)], needed, lead, come)
+        watch = Lookout((), (), trace)
+        try:
+            index = self._rerun(trace, watch)
+            self.coupling.out.settle()
+            watch.release()
+            return self.pull(trace, [(self._a.index, ct), (index, ct)], needed, lead, come)
+        finally:
+            self.refuse_survivors(watch.derived)
 
-    def _rerun(self, trace: RerunTrace) -> int:
+    def _rerun(self, trace: RerunTrace, watch: Lookout) -> int:
         """``f(b)``, recorded, and ``a`` brought back with its value; the index of the node of ``f(b)``."""
         buffer, out = self.coupling.read()
         b = Buffer(array_of(buffer), self._b, (buffer.root(),))  # so whoever follows the value b follows this
         for r in thread.recorders:
             if isinstance(r, Pusher):
                 r.carry(buffer, b)
-        results, watch, seen = self.coupling.again(Tensor(b), trace)
+        results, seen = self.coupling.again(Tensor(b), watch, trace)
         change = results[0] if len(results) == 1 else None
         if not isinstance(change, Tensor) or change._buffer.node.aval != self._a.aval:
             raise RecomputeError(f"{self.name}: the rerun returned {results!r:.60}, the first run {self._a.aval!r}")

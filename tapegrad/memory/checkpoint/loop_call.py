@@ -20,7 +20,7 @@ from tapegrad import nest
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.effects import told
 from tapegrad.autodiff.loop_states import stacked
-from tapegrad.autodiff.recording import Recording
+from tapegrad.autodiff.recording import Recording, Trace
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
@@ -157,6 +157,7 @@ class LoopCall(CheckpointedCall):
         nodes = [b.node for b in look.used.values() if b.node.index < self.setting.start]
         walk.used.update((n.index, Buffer(None, n)) for n in nodes)
         walk.numbers.update(self._numbers(seen))
+        look.release()
 
     def mark(self, marks: Marks) -> None:
         """Note, before a step, what was read of the variables that the loop changes."""
@@ -183,8 +184,11 @@ class LoopCall(CheckpointedCall):
             walk, actions = self._left.pop()  # of several threads, one finds what the first run has kept
         except IndexError:
             walk, actions = Walk(self._beginning()), self._actions()
-        with self._owner.named(walk):
-            return self._pull_by_schedule(walk, actions, cts, needed, lead, come)
+        try:
+            with self._owner.named(walk):
+                return self._pull_by_schedule(walk, actions, cts, needed, lead, come)
+        finally:
+            self.refuse_survivors(walk.derived)
 
     def _pull_by_schedule(
         self,
@@ -257,13 +261,23 @@ class LoopCall(CheckpointedCall):
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
         with self._replaying(walk.here):
+            sources = self._followed(walk.here, start)
             while start < stop:
-                watch = Lookout(())  # told of it, a budget learns how states are made; it keeps what the step uses
+                walk.derived.next_step()
+                # Told of it, a budget learns how states are made; it keeps what the step uses.
+                watch = Lookout((), (), sources, walk.derived)
                 changes = {**self.setting.surroundings, "recorders": (*thread.recorders, watch)}
                 done = during(self._repeat, walk, start, stop, watch, **changes)
-                if not done:
-                    during(account.current.rerun, self._repeat_one, walk, start, watch, **changes)
                 start += done or 1
+                if done:
+                    sources = self._followed(walk.here, start)
+                else:
+                    during(account.current.rerun, self._repeat_one, walk, start - 1, watch, **changes)
+
+    def _followed(self, here: Position, step: int) -> Trace:
+        """A tape that follows the values that what ``step`` computes depends on."""
+        contents = [b.node for b in here.cells.values() if isinstance(b, Buffer)]
+        return Trace([*self._nodes, *self.sources(here.state, step)[1], *contents])
 
     def _repeat(self, walk: Walk, start: int, stop: int, watch: Lookout) -> int:
         """Steps in a row, as in the first run; how many."""
@@ -294,9 +308,10 @@ class LoopCall(CheckpointedCall):
 
     def _tape(self, walk: Walk, step: int) -> None:
         """Run a step and keep its record."""
+        walk.derived.next_step()
         places, nodes = self.sources(walk.here.state, step)
         trace = RerunTrace([*self._nodes, *nodes], self._places, self.setting.start, self.setting.strict)
-        look = Lookout(())
+        look = Lookout((), (), trace, walk.derived)
 
         def run() -> tuple[Any, list[object]]:
             y = self._owner.step(walk.here.state, step, True)
@@ -315,7 +330,7 @@ class LoopCall(CheckpointedCall):
         self._compare_form(step, state, results[:count])
         self._compare_output(step, results[count:])
         self.note_step(walk, look, seen)
-        walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
+        walk.taped[step] = Taped(trace, places, [n.index for n in nodes], look, indices_of(results))
         walk.here.state = state
 
     def _reverse_at_once(self, walk: Walk, step: int, following: Action | None, lead: int | None) -> bool:

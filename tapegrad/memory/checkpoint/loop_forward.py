@@ -19,6 +19,7 @@ from tapegrad.device.numerics import bits
 from tapegrad.engine.evaluate import fill
 from tapegrad.memory.checkpoint.rerun import (
     Cotangents,
+    Derived,
     Lookout,
     RerunTrace,
     StepTrace,
@@ -58,6 +59,8 @@ class Taped:
     """Which leaves."""
     indices: list[int]
     """The indices of their nodes."""
+    look: Lookout
+    """It is told of what is rerun while the record is walked."""
     outs: list[int | None]
     """The indices of the nodes of the leaves that came out: of the state, then of the output."""
 
@@ -70,6 +73,8 @@ class Walk:
     kept: dict[int, Snapshot] = field(default_factory=dict)
     taped: dict[int, Taped] = field(default_factory=dict)
     used: dict[int, Buffer] = field(default_factory=dict)
+    derived: Derived = field(default_factory=Derived)
+    """The values made in reruns of steps."""
     numbers: dict[int, str] = field(default_factory=dict)
     sums: dict[int, Tensor] = field(default_factory=dict)
     """By position among the call's inputs: the cotangents that have come for them."""
@@ -142,6 +147,7 @@ class FirstRun:
 
     def _enter(self, state: Any, results: list[object]) -> None:
         """``state`` goes into the next step."""
+        self._watch.derived.next_step()
         self._call.note(state, results, self._tracker.follows)
         leaves = [leaf if isinstance(leaf, Tensor) else r for leaf, r in zip(nest.flatten(state), results, strict=True)]
         self._tracker.next_step([x._buffer for x in leaves if isinstance(x, Tensor)])  # slices are copies by now
@@ -181,12 +187,12 @@ class FirstRun:
         call, walk = self._call, self.walk
         places, nodes = call.sources(walk.here.state, step)
         trace = StepTrace(self._tracker.tracked)
-        look = Lookout(())
+        look = Lookout((), (), trace, walk.derived)
         with lookout() as seen:
             results = trace.during(self._step, step, others=(look,))
         results_of(results, look)
         call.note_step(walk, look, seen)
-        walk.taped[step] = Taped(trace, places, [n.index for n in nodes], indices_of(results))
+        walk.taped[step] = Taped(trace, places, [n.index for n in nodes], look, indices_of(results))
 
 
 def form_of(state: Any, results: list[object]) -> Form:

@@ -89,7 +89,7 @@ class Recompute(Wrapper):
         watch.dropped = {i for i, handle in handles.items() if handle() is None}  # results that nobody stored, too
         buffers = [o._buffer for o in outputs if isinstance(o, Tensor)]
         escaped = call.add_escaped(watch, buffers)
-        record_escaped(hidden, call.name, call.inputs, escaped)
+        record_escaped(hidden, call, call.inputs, escaped)
         for recorder in hidden:
             recorder.record_call(call, call.inputs, tuple(buffers))
         call.forget_buffers()
@@ -306,15 +306,19 @@ class CheckpointedCall(Checkpoint):
                 )
 
     def _pulled(self, cts: Cotangents, needed: frozenset[int], lead: int | None, come: Sums) -> Cotangents:
-        trace, results, watch = self._rerun()
-        indices = [r._buffer.node.index for r in results if isinstance(r, Tensor)]
-        indices += self._escaped_in(watch, cts[len(indices) :])
-        del results, watch
-        return self.pull(trace, zip(indices, cts, strict=True), needed, lead, come)
-
-    def _rerun(self) -> tuple[RerunTrace, list[object], Lookout]:
-        self.times += 1
         trace = self.trace()
+        watch = Lookout((), self._escaped, trace)
+        try:
+            indices = self._rerun(trace, watch)
+            indices += self._escaped_in(watch, cts[len(indices) :])
+            watch.release()
+            return self.pull(trace, zip(indices, cts, strict=True), needed, lead, come)
+        finally:
+            self.refuse_survivors(watch.derived)
+
+    def _rerun(self, trace: RerunTrace, watch: Lookout) -> list[int]:
+        """Rerun the function; the indices of the nodes of its results.  Raises RecomputeError."""
+        self.times += 1
         args, kwargs = snapshots(self._args, self._kwargs)
 
         def run(watch: Lookout) -> tuple[Any, list[object]]:
@@ -324,9 +328,9 @@ class CheckpointedCall(Checkpoint):
             trace.compute([*(r._buffer for r in results if isinstance(r, Tensor)), *watch.held.values()])
             return y, results
 
-        (y, results), watch, seen = self.setting.repeated(trace, run, self._escaped)
+        (y, results), seen = self.setting.repeated(trace, watch, run)
         self._compare(y, results, seen, watch.used)
-        return trace, results, watch
+        return [r._buffer.node.index for r in results if isinstance(r, Tensor)]
 
     @property
     def _described(self) -> str:

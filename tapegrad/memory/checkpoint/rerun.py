@@ -34,31 +34,80 @@ Sums: TypeAlias = "dict[int, Any]"
 """What a walk has summed so far, by node index."""
 
 
+class Derived:
+    """The values of a run, or of several, that depend on watched ones, by node index; it keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[Key | None, weakref.ref[Buffer]]] = {}
+        self._copies: dict[int, weakref.ref[Buffer]] = {}
+        self._sweep_at = 1024
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._values
+
+    def add(self, value: Buffer, key: Key | None) -> None:
+        """Note a value; ``key``: which of its run (see :meth:`Lookout.alive`); None: the content of a variable."""
+        self._values[value.node.index] = key, weakref.ref(value)
+
+    def copied(self, copy: Buffer) -> None:
+        """Note ``copy``, which has the bytes of a value, too."""
+        if copy.node.index in self._values:
+            self._copies[copy.node.index] = weakref.ref(copy)
+
+    def next_step(self) -> None:
+        """Forget the values that are gone: a later step of a loop uses none of them."""
+        if len(self._values) > self._sweep_at:
+            self._values = {i: entry for i, entry in self._values.items() if self._get(i) is not None}
+            self._copies = {i: ref for i, ref in self._copies.items() if i in self._values}
+            self._sweep_at = max(1024, 2 * len(self._values))
+
+    def _get(self, index: int) -> Buffer | None:
+        """A value, or its copy, if one of them exists."""
+        value = self._values[index][1]()
+        if value is None and (copy := self._copies.get(index)) is not None:
+            return copy()
+        return value
+
+    def alive(self) -> list[tuple[Key, Buffer]]:
+        """Return the values that something still refers to, contents of variables excepted, and their keys."""
+        values = [(key, self._get(index)) for index, (key, _) in self._values.items() if key is not None]
+        return [(key, value) for key, value in values if value is not None]
+
+
 class Lookout:
     """A recorder of one run: which values from outside does the function use, and which of them are watched outside?
 
     ``hides``: the recorders outside, which are told of nothing meanwhile.
     ``contents``: of each variable, the contents made in the run and read after that, in the order of reading.
     ``required``: keys of values of the run that are held (see :meth:`alive`), by key in ``held``.
+    ``trace``: the tape of a rerun, which tells which values from outside are watched.
+    ``derived``: the values made in the run that depend on watched ones, perhaps among those of other runs.
     """
 
-    def __init__(self, hides: Sequence[Recorder], required: Collection[Key] = ()) -> None:
+    def __init__(
+        self,
+        hides: Sequence[Recorder],
+        required: Collection[Key] = (),
+        trace: Recorder | None = None,
+        derived: Derived | None = None,
+    ) -> None:
         self.hides = hides
         # Those that look out for others are asked no questions: their number is that of nested calls.
-        self._followers: list[tuple[float, Recorder]] = []
+        self._followers: list[tuple[float, Recorder]] = [] if trace is None else [(inf, trace)]
+        self._outer: list[Derived] = []
         for r in hides:
             if isinstance(r, Lookout):
                 self._followers += [(min(before, r.start), follower) for before, follower in r._followers]
+                self._outer += [r.derived, *r._outer]
             else:
                 self._followers.append((inf, r))
         self.required = required
         self.held: dict[Key, Buffer] = {}
         self.dropped: set[int] = set()
         """Values, by ``id``, that are alive since what was returned is a view of them, and that the user has not."""
-        self._values: dict[Key, weakref.ref[Buffer]] = {}
+        self.derived: Derived = derived or Derived()
         self.operations = 0
         """How many the run has applied."""
-        self._sweep_at = 1024
         self.start: int = next_index()
         self.strict = any(getattr(r, "strict", False) for r in hides)
         """Whether a value that it follows must not become a number (see ``tensor.refuse_detaching``)."""
@@ -69,16 +118,17 @@ class Lookout:
         """Operations in which other processes take part."""
 
     def watched(self, buffer: Buffer) -> bool:
-        """Whether a recorder outside follows the value."""
+        """Whether a recorder outside follows the value, or another look-out's run has made it of such values."""
         index = buffer.node.index
         for before, r in self._followers:
             if index < before and r.follows(buffer):
                 return True
-        return False
+        return any(index in derived for derived in self._outer)
 
     def follows(self, buffer: Buffer) -> bool:
-        """Whether the value comes from outside and is watched there."""
-        return buffer.node.index < self.start and self.watched(buffer)
+        """Whether the value is watched outside, or was made in the run and depends on such values."""
+        index = buffer.node.index
+        return index in self.derived or (index < self.start and self.watched(buffer))
 
     def use(self, buffer: Buffer) -> None:
         """The function reads or returns the value."""
@@ -100,29 +150,40 @@ class Lookout:
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """Note what an operation reads, and who takes part in it."""
-        for b in inputs:
-            self.use(b)
         if node.prim.effect is not None:
             self.effects.append(node)
-        self._note(self.operations, out)
+        self._note(self.operations, out, derives(node, self._mask(inputs), len(inputs)))
         self.operations += 1
 
-    def _note(self, key: Key, value: Buffer) -> None:
-        self._values[key] = weakref.ref(value)
+    def _mask(self, inputs: tuple[Buffer, ...]) -> int:
+        """Note the use of values; a bit for each that depends on watched ones."""
+        mask = 0
+        for i, b in enumerate(inputs):
+            index = b.node.index
+            if index < self.start:
+                self.use(b)
+            if index in self.derived or index in self.captured:
+                mask += 1 << i
+        return mask
+
+    def _note(self, key: Key, value: Buffer, derived: bool) -> None:
         if key in self.required:
             self.held[key] = value
-        if len(self._values) > self._sweep_at:
-            self._values = {key: ref for key, ref in self._values.items() if ref() is not None}
-            self._sweep_at = max(1024, 2 * len(self._values))
+        if derived:
+            self.derived.add(value, key)
 
     def alive(self) -> dict[Key, Buffer]:
-        """Return the values made in the run that something still refers to, by key.
+        """Return the values made in the run that depend on watched ones and that something still refers to, by key.
 
         A key says which operation of the run made the value, counted from its beginning; of a call, also which result.
         A rerun, which does the same operations, has the same keys.
         """
-        alive = {key: value for key, ref in self._values.items() if (value := ref()) is not None}
-        return {key: value for key, value in alive.items() if id(value) not in self.dropped}
+        return {key: value for key, value in self.derived.alive() if id(value) not in self.dropped}
+
+    def release(self) -> None:
+        """Hold no values any longer."""
+        for values in (self.used, self.captured, self.contents, self.held):
+            values.clear()
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """Tapes outside watch variables read inside."""
@@ -132,16 +193,30 @@ class Lookout:
             known = self.contents.setdefault(variable.construction_number, [])
             if not any(value is b for b in known):
                 known.append(value)
+                if value.node.index not in self.derived and self.watched(value):
+                    self.derived.add(value, None)
 
     def record_call(self, call: Call, inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> None:
         """As for one node."""
-        for b in inputs:
-            self.use(b)
+        derived = bool(self._mask(inputs) or call.effects)
         self.effects += call.effects
         keys = getattr(call, "output_keys", None) or range(len(outputs))
         for key, out in zip(keys, outputs, strict=True):
-            self._note((self.operations, key), out)
+            self._note((self.operations, key), out, derived and out.node.aval.smooth)
         self.operations += 1
+
+
+def derives(node: Node, mask: int, count: int) -> bool:
+    """Whether the result of an operation depends on those of its ``count`` operands that have a bit in ``mask``."""
+    if not node.aval.smooth:
+        return False
+    if node.prim.effect is not None:  # elsewhere it may depend on something watched
+        return True
+    if not mask:
+        return False
+    site: Any = node.site
+    plan = node.prim.plan(mask, count) if site is None else site.plans[mask]
+    return not plan.nothing
 
 
 class Tracker:
@@ -189,14 +264,8 @@ class Tracker:
 
     def record(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """An operation was applied."""
-        mask = self._mask(inputs)
-        if node.prim.effect is not None and node.aval.smooth:  # elsewhere it may depend on something watched
+        if derives(node, self._mask(inputs), len(inputs)):
             self._note(out)
-        elif mask and node.aval.smooth:
-            site: Any = node.site
-            plan = node.prim.plan(mask, len(inputs)) if site is None else site.plans[mask]
-            if plan.pulls or plan.lacking:
-                self._note(out)
 
     def _note(self, out: Buffer) -> None:
         self.tracked.add(out.node.index)
@@ -355,6 +424,8 @@ def alone(result: object, start: int) -> object:
     for r in thread.recorders:
         if isinstance(r, Pusher):
             r.carry(buffer, copied)
+        elif isinstance(r, Lookout):
+            r.derived.copied(copied)
     return Tensor(copied)
 
 
