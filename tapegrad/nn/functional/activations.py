@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.autodiff.custom_gradient import stop_gradient
-from tapegrad.core.aval import normalize_axes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops.dispatch import in_float32, of_floats, real_only
 from tapegrad.ops.elementwise import activation as activation_ops
@@ -362,7 +362,7 @@ def log1mexp(x: TensorLike) -> Tensor:
 def logmeanexp(x: TensorLike, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """``log(mean(exp(x)))`` over ``axis`` (None: all) without overflow (JAX).  Raises AxisError."""
     x = floating(x)
-    axes = normalize_axes("logmeanexp", axis, x.ndim)
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, Integral)) else axis
     total = ops.logsumexp(x, axis=axis, keepdims=keepdims)
     count = math.prod(x.shape[a] for a in axes)
     return total - (math.log(count) if count else math.nan)
