@@ -115,7 +115,7 @@ def within(op: str, domain: Domain, parameters: Mapping[str, Any]) -> None:
     Of tensors on a GPU it is raised when the host next waits for it.
     """
     for condition, violated in domain.items():
-        names: tuple[str, ...] = violated.__code__.co_varnames  # type: ignore[attr-defined]
+        names: tuple[str, ...] = violated.__code__.co_varnames
         numbers = {name: parameters[name] for name in names}
         if not any(isinstance(p, Tensor) for p in numbers.values()):
             if violated(**numbers):
