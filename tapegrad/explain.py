@@ -9,18 +9,18 @@ from tapegrad.core.primitive import Reduction
 from tapegrad.device import cxx
 from tapegrad.engine import region
 from tapegrad.engine.make import of_region
-from tapegrad.tensor import Tensor
+from tapegrad.tensor import TensorLike, convert
 
 
-def explain(*tensors: Tensor, device: str | None = None, file: TextIO | None = None) -> None:
+def explain(*tensors: TensorLike, device: str | None = None, file: TextIO | None = None) -> None:
     """Print how ``tensors`` would be evaluated together: kernels, their nodes, bytes read and written, their text.
 
     ``device="cuda"`` shows the CUDA C++ also where there is no GPU (and none is needed); the default is the tensors'
-    own.  Tensors that have a value already need no kernel.  If there are several kernels, each is shown as if it ran
-    first.
+    own.  What has a value already needs no kernel: a variable, an array, a number, a tensor that was evaluated.  If
+    there are several kernels, each is shown as if it ran first.  Raises NotATensorError.
     """
     pending = {}
-    for t in tensors:
+    for t in map(convert, tensors):
         b = region.viewed(t._buffer)
         if b.array is None:
             pending[id(b)] = b

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
+from types import CodeType, FrameType
 from typing import Any, NoReturn, Self
 
 from tapegrad.errors import ArgumentError, TapegradError
@@ -615,22 +616,37 @@ def explained(f: Callable[..., Any], name: str, module: str = _PACKAGE) -> Calla
     return public
 
 
+def called_inside(outer: CodeType) -> str:
+    """Return the name of the public function that ``outer`` runs; none where the user's own code runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outer and _is_inside(frame):
+        if frame.f_code.co_name == "public" and frame.f_globals is globals():
+            return str(frame.f_locals["name"])
+        frame = frame.f_back
+    return ""
+
+
+def _is_inside(frame: FrameType) -> bool:
+    """Whether it runs code of this package, or of a library that this package calls."""
+    home = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return home in _LIBRARIES or home in sys.stdlib_module_names
+
+
 def _comes_from_inside(error: Exception) -> bool:
     """Whether Python or a library raised it on behalf of this package: no code of the user's ran in between.
 
     What the call itself raises (a missing argument), and what this package raises, says what is wrong already.
     """
-    last, home = None, ""
+    last = None
     tb = error.__traceback__.tb_next if error.__traceback__ is not None else None  # the wrapper's own frame comes first
     while tb is not None:
-        home = str(tb.tb_frame.f_globals.get("__name__")).partition(".")[0]
-        if home not in _LIBRARIES and home not in sys.stdlib_module_names:
+        if not _is_inside(tb.tb_frame):
             return False
         last, tb = tb, tb.tb_next
     if last is None:
         return False
     raised = last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return not (raised and home == _PACKAGE)
+    return not (raised and str(last.tb_frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE)
 
 
 def _unusable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -259,6 +260,10 @@ class Variable(Named, Methods):
         """The value of a variable of one element as a Python number."""
         return Tensor(self._cell.get()).item()
 
+    def tolist(self) -> Any:
+        """The value as nested lists of Python numbers."""
+        return Tensor(self._cell.get()).tolist()
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         return Tensor(self._cell.get()).__array__(dtype, copy)
 
@@ -311,7 +316,7 @@ def give(variables: Sequence[Variable], values: Sequence[Buffer]) -> None:
 
 
 def _require_shape(name: str | None, got: Shape, wanted: Sequence[int] | int) -> None:
-    shape = (wanted,) if isinstance(wanted, int) else tuple(wanted)
+    shape = (wanted,) if isinstance(wanted, (int, Integral)) else tuple(wanted)
     if shape != got:
         raise ShapeError(
             f"Variable: {'the variable' if name is None else repr(name)} is to have shape {shape}, its initial value "

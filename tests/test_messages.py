@@ -206,3 +206,168 @@ def test_a_missing_argument_is_named_with_the_operation():
         tg.arange(0, 1, 0)
     with pytest.raises(TypeError, match="split: .*integer"):
         tg.split(np.arange(6.0), [2.5])
+
+
+_X, _IDS = np.arange(1.0, 5.0), [0, 1, 1, 0]
+_WITH_FRACTIONS = {
+    "argpartition": lambda n: tg.argpartition(_X, n),
+    "partition": lambda n: tg.partition(_X, [n]),
+    "fft": lambda n: tg.fft.fft(_X, n=n),
+    "irfft": lambda n: tg.fft.irfft(_X, n=n),
+    "fftfreq": lambda n: tg.fft.fftfreq(n),
+    "rfftfreq": lambda n: tg.fft.rfftfreq(n),
+    "tile": lambda n: tg.tile(_X, n),
+    "resize": lambda n: tg.resize(_X, (n, 2)),
+    "zeros": lambda n: tg.zeros((n, 2)),
+    "full": lambda n: tg.full(n, tg.asarray(1.0)),
+    "constant": lambda n: tg.constant(1.0, shape=(n,)),
+    "eye": lambda n: tg.eye(3, k=n),
+    "identity": lambda n: tg.identity(n),
+    "tri": lambda n: tg.tri(n),
+    "vander": lambda n: tg.vander(_X, n),
+    "geomspace": lambda n: tg.geomspace(1.0, 2.0, n),
+    "hamming": lambda n: tg.hamming(n),
+    "kaiser": lambda n: tg.kaiser(n, 2.0),
+    "one_hot": lambda n: tg.one_hot([0, 1], n),
+    "fori_loop": lambda n: tg.fori_loop(0, n, lambda i, s: s + i, 0),
+    "indices": lambda n: tg.indices((2, n)),
+    "diag_indices": lambda n: tg.diag_indices(n),
+    "unravel_index": lambda n: tg.unravel_index([1], (n, 2)),
+    "ravel_multi_index": lambda n: tg.ravel_multi_index([[0], [1]], (n, 2)),
+    "rot90": lambda n: tg.rot90(tg.eye(3), n),
+    "top_k": lambda n: tg.top_k(_X, n),
+    "unfold": lambda n: tg.unfold(_X, 0, 2, n),
+    "as_strided": lambda n: tg.as_strided(_X, (2,), (1,), n),
+    "pad": lambda n: tg.pad(_X, 1, mode="mean", stat_length=n),
+    "segment_sum": lambda n: tg.segment_sum(_X, _IDS, n),
+    "histogram_bin_edges": lambda n: tg.histogram_bin_edges(_X, np.asarray(n)),
+    "solve_banded": lambda n: tg.linalg.solve_banded((n, 1), 9 * tg.eye(int(n) + 2, 1, -1) + tg.ones((1, 4)), _X),
+    "welch": lambda n: tg.signal.welch(_X, nperseg=n),
+    "stft": lambda n: tg.signal.stft(_X, nperseg=3, noverlap=n),
+    "detrend": lambda n: tg.signal.detrend(_X, bp=[n]),
+    "choice": lambda n: tg.random.choice(n),
+    "integers": lambda n: tg.random.integers(3, n, 4),
+    "seed": lambda n: tg.random.seed(n),
+}
+
+
+@pytest.mark.parametrize("name", _WITH_FRACTIONS)
+def test_fractions_in_place_of_integers(name):
+    call = _WITH_FRACTIONS[name]
+    with pytest.raises(ValueError, match=rf"^{name}: .*integer.*help\({name}\)") as failure:
+        call(1.5)
+    assert isinstance(failure.value, TypeError)
+    call(2), call(np.int16(2)), call(np.array(2))
+
+
+_IMAGE = np.arange(32.0).reshape(1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: tg.nn.functional.adaptive_avg_pool2d(_IMAGE, n),
+        lambda n: tg.nn.functional.adaptive_max_pool2d(_IMAGE, (n, None)),
+        lambda n: tg.nn.functional.interpolate(_IMAGE, size=n),
+        lambda n: tg.nn.functional.interpolate(_IMAGE, size=(n, 3)),
+        lambda n: tg.nn.functional.interpolate(_IMAGE, scale_factor=n),
+        lambda n: tg.nn.functional.shift(np.ones((1, 9, 4, 4)), 3, n),
+        lambda n: tg.nn.functional.logmeanexp(_IMAGE, n),
+        lambda n: tg.nn.functional.layer_norm(_IMAGE[..., :2], n),
+        lambda n: tg.nn.LayerNormalization(n)(_IMAGE),
+        lambda n: tg.tensordot(_IMAGE[0, 0], _IMAGE[0, 1], n),
+        lambda n: tg.histogram2d(_X, _X, n)[0],
+        lambda n: tg.histogram(_X, n)[0],
+        lambda n: tg.special.multigammaln(_X, n),
+        lambda n: tg.vmap(tg.sum, in_axes=n)(_IMAGE),
+        lambda n: tg.signal.detrend(_X, bp=n),
+        lambda n: tg.array_split(_X, n)[0],
+        lambda n: tg.checkpointed_loop(lambda x: x * 2, _X, n, disk=n - 2),
+        lambda n: next(iter(tg.training.DataLoader(_X, n, seed=n, prefetch=n))),
+        lambda n: tg.training.EarlyStopping(patience=n).patience,
+        lambda n: tg.optim.SGD(0.1, gradient_accumulation_steps=n).gradient_accumulation_steps,
+    ],
+)
+def test_integers_of_numpy(call):
+    np.testing.assert_array_equal(call(np.int64(2)), call(2))
+
+
+def test_rates_of_numpy():
+    assert tg.nn.Dropout(np.float32(0.5)).rate == 0.5
+    np.testing.assert_array_equal(tg.nn.functional.interpolate(_IMAGE, scale_factor=np.float32(1.5)).shape[2:], (6, 6))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: tg.grad(abs, "x")(1.0), "grad: argnums must be the position.*'x'"),
+        (lambda: tg.jacfwd(abs, 0.5)(1.0), "jacfwd: argnums must be the position.*0.5"),
+        (lambda: tg.optim.EMA(2.0), "EMA.*a list of variables, got float 2.0"),
+        (lambda: tg.optim.SGD(0.1).build(5), "SGD.*a list of variables, got int 5"),
+        (lambda: tg.optim.SGD(0.1).apply(5, []), "SGD.*a list of gradients, got int 5"),
+        (lambda: tg.optim.SGD(0.1).apply_gradients(5), r"SGD.*a list of pairs \(gradient, variable\), got int 5"),
+        (lambda: tg.optim.LBFGS(0.1).minimize(lambda: tg.asarray(1.0), 5), "LBFGS.*a list of variables, got int 5"),
+        (lambda: tg.optim.schedules.ExponentialDecay("a", 1, 0.1), "ExponentialDecay: initial_learning_rate.*'a'"),
+        (lambda: tg.optim.schedules.ExponentialDecay(0.1, "a", 0.1), "ExponentialDecay: decay_steps.*'a'"),
+        (lambda: tg.explain("a"), "cannot make a tensor of str"),
+        (lambda: tg.partition(_X, []), r"kth=\[\] names no element"),
+        (lambda: tg.array_split(_X, 2.5), "array_split: .*indices_or_sections=2.5.*integer"),
+        (lambda: tg.astype(_X, "S"), "'S' is not a dtype of numbers"),
+        (lambda: tg.zeros(2, dtype=object), "object.*is not a dtype of numbers"),
+    ],
+)
+def test_arguments_of_a_wrong_kind(call, message):
+    with pytest.raises(tg.errors.TapegradError, match=message):
+        call()
+
+
+def test_explain_takes_what_has_a_value(capsys):
+    tg.explain(5, tg.Variable([1.0]), _X)
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "int64[]", "float32[1]", "float64[4]",
+    ]  # fmt: skip
+
+
+def test_sections_as_arrays():
+    for sections in (3, [1, 3], [-1]):
+        for given in (np.array(sections), tg.asarray(sections)):
+            for part, wanted in zip(tg.array_split(_X, given), np.array_split(_X, sections), strict=True):
+                np.testing.assert_array_equal(part, wanted)
+    assert [part.shape for part in tg.split(_X, np.array(2))] == [(2,), (2,)]
+
+
+_MATRICES, _ROWS = np.stack([np.eye(2), 2 * np.eye(2)]), np.array([[1.0, 3.0], [2.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "f", "xs"),
+    [
+        ("logm", tg.linalg.logm, _MATRICES),
+        ("sqrtm", lambda x: tg.linalg.sqrtm(x * 2), _MATRICES),
+        ("roots", tg.roots, _ROWS),
+        ("unique", lambda x: tg.unique(x), _ROWS),
+        ("nonzero", tg.nonzero, _ROWS),
+        ("odeint", lambda y: tg.integrate.odeint(lambda y, t: -y, y, [0.0, 1.0]), _ROWS),
+        ("minimize", lambda y: tg.optim.minimize(lambda x: tg.sum((x - y) ** 2), tg.zeros(2)).x, _ROWS),
+        ("piecewise", lambda x: tg.piecewise(x, [x > 1], [lambda v: v * 2, lambda v: v]), _ROWS),
+        ("while_loop", lambda x: tg.while_loop(lambda s: tg.sum(s) < 9, lambda s: s * 2, x), _ROWS),
+    ],
+)
+def test_functions_that_vmap_cannot_batch(name, f, xs):
+    with pytest.raises(tg.errors.DryRunError, match=f"vmap.*: {name} cannot be batched.*loop.*tg.stack"):
+        tg.vmap(f)(xs)
+    assert len([f(x) for x in xs]) == 2
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x if x[0] > 1 else -x,
+        lambda y: tg.integrate.odeint(lambda y, t: -y if y[0] > 0 else y, y, [0.0, 1.0]),
+        lambda x: x.numpy(),
+        np.asarray,
+    ],
+)
+def test_values_that_the_users_code_reads_in_vmap(f):
+    with pytest.raises(tg.errors.DryRunError, match="is read inside.*use where, not `if`"):
+        tg.vmap(f)(_ROWS)

@@ -127,6 +127,8 @@ def test_it_is_no_key_and_not_changed_by_operators() -> None:
 def test_python_sees_a_number() -> None:
     v = tg.Variable(2.5)
     assert (float(v), int(v), v.item(), bool(v)) == (2.5, 2, 2.5, True)
+    assert v.tolist() == 2.5 and tg.Variable([[1, 2]], dtype="int64").tolist() == [[1, 2]]
+    assert {name for name in dir(tg.Tensor) if name[0] != "_"} - {*dir(tg.Variable)} == {"look"}
     assert np.asarray(v) == 2.5 and len(var64([1.0, 2.0])) == 2 and "2.5" in repr(v)
     with pytest.raises(errors.NotATensorError):
         tg.Variable(None)

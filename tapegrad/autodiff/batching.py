@@ -29,6 +29,7 @@ from tapegrad.ops.create.creation import zeros
 from tapegrad.ops.dispatch import barrier, bind, cast
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
+from tapegrad.spellings import called_inside
 from tapegrad.tensor import Tensor, alias, identity_of, unwrapped
 
 T = TypeVar("T")
@@ -64,8 +65,14 @@ class Batches(Pusher):
     def looked_at(self, buffer: Buffer) -> None:
         """Raises DryRunError if ``buffer`` holds the value of one example."""
         if buffer in self._pushed:
+            value, name = f"the value of {buffer.node.aval!r}", called_inside(Batches.during.__code__)
+            if name:
+                raise DryRunError(
+                    f"{self.op}: {name} cannot be batched: it reads {value}, which differs from example to example; "
+                    "call it for each example in a loop, and join the results by tg.stack"
+                )
             raise DryRunError(
-                f"{self.op}: the value of {buffer.node.aval!r} is read inside, but it differs from example to "
+                f"{self.op}: {value} is read inside, but it differs from example to "
                 "example: use where, not `if`, no .item() or .numpy(), no masks as indices; or loop over the examples"
             )
 

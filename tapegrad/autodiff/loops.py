@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
+from operator import index
 from typing import Any
 
 from tapegrad import nest
@@ -59,7 +60,7 @@ def fori_loop(lower: int, upper: int, body: Callable[..., object], init: object)
     Raises StructureError (TypeError, ValueError) for a state that changes its structure, a shape or a dtype.
     """
     state = init
-    for i in range(int(lower), int(upper)):
+    for i in range(index(lower), index(upper)):
         before, state = state, body(index_for(body, i, state), state)
         check_state("fori_loop", i, before, state)
     return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
@@ -10,7 +11,7 @@ from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.seeds import apart
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.device import dtypes
-from tapegrad.errors import DTypeError, GradientError
+from tapegrad.errors import DTypeError, GradientError, GradientTypeError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.tensor import Tensor, identity_of
 
@@ -25,7 +26,12 @@ class Sources:
 
     def __init__(self, name: str, args: tuple[object, ...], argnums: Argnums) -> None:
         self.name = name
-        chosen = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+        try:
+            chosen = tuple(map(index, argnums if isinstance(argnums, (tuple, list)) else (argnums,)))
+        except TypeError:
+            raise GradientTypeError(
+                f"{name}: argnums must be the position of an argument or several of them, got {argnums!r:.60}"
+            ) from None
         for n in chosen:
             if not -len(args) <= n < len(args):
                 raise GradientError(f"{name}: argnums {argnums} names argument {n}, but {len(args)} were given")

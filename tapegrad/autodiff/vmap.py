@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Sequence
 from math import nan
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from tapegrad import nest
@@ -147,7 +148,7 @@ def _mask(x: Tensor, failed: Collection[int]) -> Tensor:
 
 def _axes(what: str, tree: Any, axes: Axes) -> list[int | None]:
     """One axis for each leaf of ``tree``; ``axes`` is nested as the tree is, or less deeply."""
-    if axes is None or isinstance(axes, int):
+    if axes is None or isinstance(axes, (int, Integral)):
         return [axes] * sum(1 for _ in nest.leaves(tree))
     if isinstance(tree, dict) and isinstance(axes, dict) and tree.keys() == axes.keys():
         return [a for (_, x), (_, d) in zip(_items(tree), _items(axes)) for a in _axes(what, x, d)]

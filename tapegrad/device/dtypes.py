@@ -29,9 +29,12 @@ def asdtype(spec: DTypeLike | None) -> DType:
     if spec is None:
         return _of_python["f"]
     try:
-        return np.dtype(getattr(spec, "dtype", spec) if not isinstance(spec, type) else spec)
+        dtype = np.dtype(getattr(spec, "dtype", spec) if not isinstance(spec, type) else spec)
     except TypeError:
         raise DTypeError(f"{spec!r} is not a dtype") from None
+    if dtype.kind in "SUOmM":
+        raise DTypeError(f"{spec!r} is not a dtype of numbers or bools")
+    return dtype
 
 
 def of_python(kind: str, otherwise: DType) -> DType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from numbers import Integral
 from typing import Any
 
 from tapegrad.distributed.collectives.blocks import gather, scatter
@@ -116,8 +117,8 @@ def interior(u: TensorLike, width: Widths, grid: Grid) -> Tensor:
 
 
 def _widths(width: Widths, axes: int) -> list[tuple[int, int]]:
-    each: Sequence[Any] = [width] * axes if isinstance(width, int) else list(width)
-    found = [(w, w) if isinstance(w, int) else (int(w[0]), int(w[1])) for w in each]
+    each: Sequence[Any] = [width] * axes if isinstance(width, (int, Integral)) else list(width)
+    found = [(int(w), int(w)) if isinstance(w, (int, Integral)) else (int(w[0]), int(w[1])) for w in each]
     if len(found) != axes or any(min(w) < 0 for w in found):
         raise ShapeError(f"halo_exchange: width {width!r} names no halo for each of {axes} axes")
     return found

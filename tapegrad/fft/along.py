@@ -6,6 +6,7 @@ The transposes are those of the inner product ``Re(conj(a) * b)``, so a complex 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, linear
@@ -116,9 +117,10 @@ def transform(name: str, op: str, x: Tensor, n: int | None, axis: int, norm: str
     axis = normalize_axis(op, axis, x.ndim)
     if n is None:
         n = 2 * (x.shape[axis] - 1) if name == "irfft" else x.shape[axis]
+    n = index(n)
     if n < 1:
         raise ShapeError(f"{op}: a transform of {n} points along axis {axis} of shape {x.shape}; give n=1 or more")
-    return barrier(_PRIMS[name], x, n=int(n), axis=axis, norm=check_norm(op, norm))
+    return barrier(_PRIMS[name], x, n=n, axis=axis, norm=check_norm(op, norm))
 
 
 def fft(a: TensorLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:

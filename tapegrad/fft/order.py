@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from tapegrad.core.aval import normalize_axis
 from tapegrad.device import Device, dtypes
@@ -19,9 +20,10 @@ def _scaled(op: str, numbers: Tensor, n: int, d: float, dtype: DTypeLike | None)
     return cast(cast(numbers, dtypes.float64) * (1.0 / (n * d)), dtype)
 
 
-def _check(op: str, n: int) -> None:
-    if n < 1:
+def _points(op: str, n: int) -> int:
+    if index(n) < 1:
         raise ShapeError(f"{op}: n={n}; a transform has one point at least")
+    return index(n)
 
 
 def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
@@ -29,7 +31,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: D
 
     Raises ShapeError for ``n < 1``.
     """
-    _check("fftfreq", n)
+    n = _points("fftfreq", n)
     ahead = arange(0, (n - 1) // 2 + 1, device=device)
     return _scaled("fftfreq", concat([ahead, arange(-(n // 2), 0, device=device)]), n, d, dtype)
 
@@ -39,7 +41,7 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: 
 
     dtype None: the default dtype.  Raises ShapeError for ``n < 1``.
     """
-    _check("rfftfreq", n)
+    n = _points("rfftfreq", n)
     return _scaled("rfftfreq", arange(0, n // 2 + 1, device=device), n, d, dtype)
 
 

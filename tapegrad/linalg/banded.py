@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from tapegrad.core.primitive import Primitive, Sample
 from tapegrad.device.numerics import scipy
 from tapegrad.device.types import Array, Namespace
@@ -86,7 +88,7 @@ def solve_banded(l_and_u: tuple[int, int], ab: TensorLike, b: TensorLike) -> Ten
     ``a`` at ``[u + i - j, j]``; b: ``(n,)`` or ``(n, k)``.  Elements of ``ab`` outside ``a`` get gradient 0.  On CUDA
     the host computes it.  Raises ShapeError, LinAlgError.
     """
-    lower, upper = (int(k) for k in l_and_u)
+    lower, upper = map(index, l_and_u)
     x, b = promote("solve_banded", (ab, b), to=floating)
     if x.ndim != 2 or b.ndim not in (1, 2) or x.shape != (lower + upper + 1, b.shape[0]):
         raise ShapeError(f"solve_banded: bands of shape {x.shape} for (l, u) = {(lower, upper)} and b of {b.shape}")

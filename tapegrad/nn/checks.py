@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 
 from tapegrad.errors import DTypeError, IndexingError, TapegradError
 from tapegrad.ops.index.bounds import require
@@ -18,9 +18,9 @@ def positive(who: object, name: str, value: int) -> int:
 
 def rate(who: object, value: float) -> float:
     """``value`` if it is a probability.  Raises TapegradError."""
-    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if not isinstance(value, (int, float, Real)) or not 0 <= value <= 1:
         raise TapegradError(f"{who}: wanted a rate from 0 to 1, got {value!r}")
-    return value
+    return float(value)
 
 
 def integers(who: object, name: str, x: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,8 +31,8 @@ class EMA:
         self.name = name
         self.decay = checks.share(self, "decay", decay)
         self.debias = debias
-        of: Iterable[Variable] = getattr(variables, "trainable_variables", variables)
-        self._variables = [of] if isinstance(of, Variable) else list(of)
+        of: Any = getattr(variables, "trainable_variables", variables)
+        self._variables = [of] if isinstance(of, Variable) else checks.listed(self, "variables", of)
         if not self._variables:
             raise TapegradError(f"{self}: there are no variables; call a model once, so that it has some")
         self.updates = Variable(0, trainable=False, name=f"{name}/updates", dtype="int64", category="optimizer")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tapegrad.errors import TapegradError
+from tapegrad.optim.optimizers import checks
 from tapegrad.spellings import open_to_users
 
 __all__ = [
@@ -275,13 +276,12 @@ def _name(who: object) -> str:
 
 def _not_negative(who: object, **values: float) -> None:
     for name, value in values.items():
-        if not value >= 0:
-            raise TapegradError(f"{_name(who)}: wanted {name} of at least 0, got {value!r}")
+        checks.at_least(_name(who), name, value, 0)
 
 
 def _positive(who: object, **values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
+        if not checks.number(_name(who), name, value) > 0:
             raise TapegradError(f"{_name(who)}: wanted a positive {name}, got {value!r}")
 
 

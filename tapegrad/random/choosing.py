@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
@@ -11,16 +12,17 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DomainError, ShapeError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import cast, promote, real_float
-from tapegrad.ops.elementwise.arithmetic import minimum
+from tapegrad.ops.elementwise.arithmetic import abs, minimum
 from tapegrad.ops.elementwise.exponential import log
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.index.sort import argmax, argsort, searchsorted
 from tapegrad.ops.reduce.cumulative import cumulative_sum
+from tapegrad.ops.reduce.reductions import sum
 from tapegrad.ops.shape.shape import moveaxis, reshape
 from tapegrad.random.continuous import gumbel
 from tapegrad.random.discrete import integers
-from tapegrad.random.drawing import lengths_of, unit
+from tapegrad.random.drawing import lengths_of, unit, within
 from tapegrad.random.stream import Generator
 from tapegrad.random.uniforms import permutation
 from tapegrad.tensor import Tensor, TensorLike
@@ -57,10 +59,11 @@ def choice(
     """Elements of ``a`` along ``axis``, or of ``range(a)``; ``shape`` of them.  Gradients go to the elements chosen.
 
     replace: whether one may be chosen again; p: how likely each is (they sum to 1; without replacement by the Gumbel
-    maximum trick: one after the other, as NumPy's).  Raises DomainError where there are too few, ShapeError.
+    maximum trick: one after the other, as NumPy's).  Raises DomainError where there are too few, or for a negative
+    ``p`` and one that does not sum to 1, ShapeError.
     """
     rows = asarray(a) if isinstance(a, (list, tuple)) or getattr(a, "shape", None) else None
-    n = int(a) if rows is None else rows.shape[normalize_axis("random.choice", axis, rows.ndim)]
+    n = index(a) if rows is None else rows.shape[normalize_axis("random.choice", axis, rows.ndim)]
     lengths = lengths_of(shape)
     count = math.prod(lengths)
     if count and (n < 1 or (not replace and count > n)):
@@ -78,7 +81,17 @@ def _positions(n: int, count: int, replace: bool, p: TensorLike | None, generato
     (p,) = promote("random.choice", (p,), real_float("random.choice"))
     if p.shape != (n,):
         raise ShapeError(f"random.choice: p of shape {p.shape} for {n} elements")
+    loose = math.sqrt(dtypes.finfo(p.dtype).eps)
     p = cast(p, dtypes.float64)
+    within(
+        "choice",
+        {
+            "p >= 0": lambda p: (p < 0) | (p != p),
+            "sum(p) == 1": lambda p: abs(sum(p) - 1) > loose,
+            **({} if replace else {f"p > 0 of {count} elements at least": lambda p: sum(p > 0) < count}),
+        },
+        {"p": p},
+    )
     if replace:
         sums = cumulative_sum(p)
         positions = searchsorted(sums, unit((count,), "float64", generator, p.device) * sums[-1], side="right")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
+from operator import index
 
 from tapegrad.autodiff.custom_gradient import stop_gradient
 from tapegrad.core.aval import shaped
@@ -12,9 +14,9 @@ from tapegrad.device import CPU, Device, dtypes
 from tapegrad.device.numerics import sampling
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import DomainError, DTypeError, ShapeError
-from tapegrad.ops import exp, maximum, stack, where
+from tapegrad.ops import exp, maximum, stack, sum, where
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.random.drawing import Draw, distribution, home, infer_drawn, lengths_of
+from tapegrad.random.drawing import Domain, Draw, distribution, home, infer_drawn, lengths_of, within
 from tapegrad.random.gammas import _log_gamma
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
@@ -72,6 +74,10 @@ integers_p = general(
 )
 
 
+_ATTEMPTS: Domain = {"a whole n >= 0": lambda n: (n < 0) | (n % 1 != 0)}
+_CHANCE: Domain = {"0 < p <= 1": lambda p: (p <= 0) | (p > 1) | (p != p)}
+
+
 def _of(d: Draw, prim: Primitive, *parameters: Tensor) -> Tensor:
     """The numbers that a primitive draws, as floats, so that asking for their gradient raises an error."""
     full = [d.full(p) for p in parameters]
@@ -79,7 +85,7 @@ def _of(d: Draw, prim: Primitive, *parameters: Tensor) -> Tensor:
     return barrier(prim, *full, key=key, counter=counter, dtype=dtypes.float64)
 
 
-@distribution(counts=True, lam=1.0)
+@distribution({"0 <= lam < inf": lambda lam: (lam < 0) | (lam != lam) | (lam == math.inf)}, counts=True, lam=1.0)
 def poisson(d: Draw, lam: Tensor) -> Tensor:
     """Poisson numbers of mean ``lam``: by inversion below 10, else by transformed rejection (Hoermann 1993).
 
@@ -88,30 +94,30 @@ def poisson(d: Draw, lam: Tensor) -> Tensor:
     return _of(d, poisson_p, lam)
 
 
-@distribution(counts=True, n=1, p=0.5)
+@distribution({**_ATTEMPTS, "0 <= p <= 1": lambda p: (p < 0) | (p > 1) | (p != p)}, counts=True, n=1, p=0.5)
 def binomial(d: Draw, n: Tensor, p: Tensor) -> Tensor:
     """How many of ``n`` attempts of chance ``p`` succeed: by inversion, or transformed rejection (Hoermann 1993).
 
-    Raises DomainError for a negative ``n`` or a ``p`` outside [0, 1], ShapeError, DTypeError.
+    Raises DomainError for an ``n`` that is negative or not whole and a ``p`` outside [0, 1], ShapeError, DTypeError.
     """
     return _of(d, binomial_p, n, p)
 
 
-@distribution(counts=True, n=1, p=0.5)
+@distribution({"n > 0": lambda n: n <= 0, **_CHANCE}, counts=True, n=1, p=0.5)
 def negative_binomial(d: Draw, n: Tensor, p: Tensor) -> Tensor:
     """How many attempts of chance ``p`` fail before ``n`` succeed: Poisson numbers of gamma means.
 
-    Raises DomainError where ``n`` or ``p`` is not positive, ShapeError, DTypeError.
+    Raises DomainError where ``n`` is not positive or ``p`` outside (0, 1], ShapeError, DTypeError.
     """
     mean = stop_gradient(exp(_log_gamma(d, n))) * (1 - p) / p
     return _of(d, poisson_p, mean)
 
 
-@distribution(counts=True, p=0.5)
+@distribution(_CHANCE, counts=True, p=0.5)
 def geometric(d: Draw, p: Tensor) -> Tensor:
     """How many attempts of chance ``p`` there are up to the first success: 1, 2, ...
 
-    Raises ShapeError, DTypeError.
+    Raises DomainError for a ``p`` outside (0, 1], ShapeError, DTypeError.
     """
     return barrier(geometric_p, d.exponential(), d.full(p))
 
@@ -134,7 +140,7 @@ def integers(
     lengths = lengths_of(shape, low, high)
     wanted = dtypes.asdtype(dtype)
     low, above = (0, low) if high is None else (low, high)
-    low, above = int(low), int(above) + endpoint
+    low, above = index(low), index(above) + endpoint
     if not dtypes.is_integer(wanted):
         raise DTypeError(f"random.integers: dtype must be an integer, got {wanted}")
     if low >= above or low < dtypes.iinfo(wanted).min or above - 1 > dtypes.iinfo(wanted).max:
@@ -157,17 +163,29 @@ def multinomial(
     """How often each of ``K`` outcomes occurs in ``n`` attempts; the last axis of the result has length ``K``.
 
     pvals: ``(..., K)`` chances that sum to 1 (the last is what is left); n: broadcasts with ``shape`` and those before
-    ``K``.  Raises DomainError, ShapeError, DTypeError.
+    ``K``.  Raises DomainError for an ``n`` that is negative or not whole, for chances outside [0, 1] and where all but
+    the last sum to more than 1, ShapeError, DTypeError.
     """
     chances = tensor("random.multinomial", pvals)
     if not chances.ndim or not chances.shape[-1]:
         raise ShapeError(f"random.multinomial: pvals of shape {chances.shape}; need (..., K)")
     d = Draw("multinomial", shape, (n, chances[..., 0]), "float64", generator, device)
+    most = 1.0 + math.sqrt(dtypes.finfo(dtypes.in_float(chances.dtype)).eps)
+    wide = cast(chances, dtypes.float64)
+    within("multinomial", _ATTEMPTS, {"n": d.checkable[0]})
+    within(
+        "multinomial",
+        {
+            "0 <= pvals <= 1": lambda pvals: (pvals < 0) | (pvals > 1) | (pvals != pvals),
+            "sum(pvals[:-1]) <= 1": lambda pvals: sum(pvals[..., :-1], axis=-1) > most,
+        },
+        {"pvals": wide},
+    )
     left: Tensor = d.full(d.parameters[0])
     rest: float | Tensor = 1.0
     counts: list[Tensor] = []
     for k in range(chances.shape[-1] - 1):
-        p = cast(chances[..., k], dtypes.float64)
+        p = wide[..., k]
         share = where(rest > 0, p / where(rest > 0, rest, 1.0), 0.0) if k else p
         counts.append(_of(d, binomial_p, left, where(share < 1, share, 1.0)))
         left, rest = left - counts[-1], maximum(rest - p, 0.0)

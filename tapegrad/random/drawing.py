@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any, TypeGuard
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import Sample, general
+from tapegrad.core.state import unrecorded
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.numerics import bits
 from tapegrad.device.types import DType
-from tapegrad.errors import DTypeError, ShapeError
+from tapegrad.errors import DomainError, DTypeError, ShapeError
+from tapegrad.ops import any as any_of
 from tapegrad.ops import broadcast_to, cos, floor, log1p, maximum, sqrt
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, constant, tensor
+from tapegrad.ops.index.bounds import every, require
 from tapegrad.random.stream import Generator, default_generator
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 from tapegrad.variable import Variable
@@ -100,6 +104,38 @@ def is_number(x: TensorLike, value: float) -> bool:
     return isinstance(x, SCALARS) and x == value
 
 
+Domain = Mapping[str, Callable[..., Any]]
+"""Conditions on parameters, as messages state them; for each a function of these, true where they do not meet it."""
+NONNEGATIVE_SCALE: Domain = {"scale >= 0": lambda scale: scale < 0}
+
+
+def within(op: str, domain: Domain, parameters: Mapping[str, Any]) -> None:
+    """Raise DomainError unless ``parameters``, tensors or Python numbers, are within ``domain``.
+
+    Of tensors on a GPU it is raised when the host next waits for it.
+    """
+    for condition, violated in domain.items():
+        names: tuple[str, ...] = violated.__code__.co_varnames
+        numbers = {name: parameters[name] for name in names}
+        if not any(isinstance(p, Tensor) for p in numbers.values()):
+            if violated(**numbers):
+                got = ", ".join(f"{name}={p!r}" for name, p in numbers.items())
+                raise DomainError(f"random.{op}: {condition} is required, got {got}")
+        else:
+            message = f"random.{op}: {condition} is required, which the given {', '.join(names)} do not meet"
+            unrecorded(_require, message, violated, numbers)
+
+
+def _require(message: str, violated: Callable[..., Tensor], parameters: Mapping[str, Any]) -> None:
+    wrong = cast(any_of(violated(**parameters)), dtypes.int32)
+    require(every(wrong), 0, 0, message, lambda *_: DomainError(message))
+
+
+def _is_python(p: object) -> TypeGuard[float]:
+    """Whether ``p`` is a real number of Python's."""
+    return isinstance(p, (int, float)) and not hasattr(p, "dtype")
+
+
 def box_muller(u: Tensor, v: Tensor) -> Tensor:
     """Normal numbers of mean 0 and deviation 1 from pairs of uniform ones (Box and Muller 1958)."""
     return sqrt(-2.0 * log1p(-u)) * cos(6.283185307179586 * v)
@@ -127,10 +163,11 @@ class Draw:
         self.device = tensors[0].device if device is None and tensors else home(device)
         beside = tensors[0] if tensors else None
         self.parameters = [self._parameter(op, p, beside) for p in parameters]
+        self.checkable = [p if _is_python(p) else t for p, t in zip(parameters, self.parameters, strict=True)]
         self.shape = broadcast_shapes(f"random.{op}", lengths, *(p.shape for p in self.parameters))
 
     def _parameter(self, op: str, p: TensorLike, beside: Tensor | None) -> Tensor:
-        if isinstance(p, (int, float)) and not hasattr(p, "dtype"):
+        if _is_python(p):
             return Tensor(constant(float(p), self.wide, self.device))
         parameter = tensor(f"random.{op}", p, beside)
         if parameter.dtype.kind == "c":
@@ -159,12 +196,13 @@ class Draw:
 
 
 def distribution(
-    *, counts: bool = False, **defaults: float
+    domain: Domain, *, counts: bool = False, **defaults: float
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Make ``sample(d, *parameters)`` the public function of a distribution, whose parameters have these defaults.
 
-    That takes ``shape``, the parameters, ``dtype``, ``generator`` and ``device``.  ``counts``: the numbers are whole:
-    computed in float64, of dtype int64 unless another one is asked for.
+    That takes ``shape``, the parameters, ``dtype``, ``generator`` and ``device``, and raises DomainError for parameters
+    that are not within ``domain``.  ``counts``: the numbers are whole: computed in float64, of dtype int64 unless
+    another one is asked for.
     """
 
     def public(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -189,6 +227,7 @@ def distribution(
             dtype = "float64" if counts else given["dtype"]
             parameters = [given[p] for p in defaults]
             d = Draw(name, given["shape"], parameters, dtype, given["generator"], given["device"])
+            within(name, domain, dict(zip(defaults, d.checkable, strict=True)))
             return cast(d.full(sample(d, *d.parameters)), dtypes.asdtype(given["dtype"]))
 
         vars(op)["__signature__"] = signature

@@ -13,7 +13,7 @@ from tapegrad.device.numerics import sampling
 from tapegrad.errors import ShapeError
 from tapegrad.ops import exp, sigmoid, softmax, sqrt
 from tapegrad.ops.dispatch import barrier, cast, tensor
-from tapegrad.random.drawing import Draw, distribution, infer_drawn, lengths_of
+from tapegrad.random.drawing import NONNEGATIVE_SCALE, Domain, Draw, distribution, infer_drawn, lengths_of, within
 from tapegrad.random.stream import Generator
 from tapegrad.special.moments import tail_ratio
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
@@ -39,43 +39,47 @@ def _log_gamma(d: Draw, a: Tensor) -> Tensor:
     return barrier(log_gamma_p, a, key=key, counter=counter, dtype=d.wide)
 
 
-@distribution(alpha=1.0, scale=1.0)
+_ALPHA: Domain = {"alpha > 0": lambda alpha: alpha <= 0}
+_DF: Domain = {"df > 0": lambda df: df <= 0}
+
+
+@distribution({**_ALPHA, **NONNEGATIVE_SCALE}, alpha=1.0, scale=1.0)
 def gamma(d: Draw, alpha: Tensor, scale: Tensor) -> Tensor:
     """Gamma numbers of shape ``alpha`` and mean ``alpha * scale``; differentiable in both.
 
     In ``alpha`` by implicit reparameterisation: as if each were the quantile of a fixed probability (Figurnov, Mohamed
-    and Mnih, "Implicit reparameterization gradients", 2018).  NaN where ``alpha`` is not positive.  Raises DTypeError,
-    ShapeError.
+    and Mnih, "Implicit reparameterization gradients", 2018).  NaN where a parameter is.  Raises DomainError where
+    ``alpha`` is not positive or ``scale`` negative, DTypeError, ShapeError.
     """
     return scale * exp(_log_gamma(d, alpha))
 
 
-@distribution(alpha=1.0)
+@distribution(_ALPHA, alpha=1.0)
 def loggamma(d: Draw, alpha: Tensor) -> Tensor:
     """Logarithms of gamma numbers of shape ``alpha``, right where the numbers underflow.  See :func:`gamma`."""
     return _log_gamma(d, alpha)
 
 
-@distribution(df=1.0)
+@distribution(_DF, df=1.0)
 def chisquare(d: Draw, df: Tensor) -> Tensor:
     """Chi-square numbers of ``df`` degrees of freedom, differentiable in it.  See :func:`gamma`."""
     return 2 * exp(_log_gamma(d, 0.5 * df))
 
 
-@distribution(a=1.0, b=1.0)
+@distribution({"a > 0": lambda a: a <= 0, "b > 0": lambda b: b <= 0}, a=1.0, b=1.0)
 def beta(d: Draw, a: Tensor, b: Tensor) -> Tensor:
     """Beta numbers, differentiable in both shapes: of two gamma numbers the part of one.  See :func:`gamma`."""
     return sigmoid(_log_gamma(d, a) - _log_gamma(d, b))
 
 
-@distribution(dfnum=1.0, dfden=1.0)
+@distribution({"dfnum > 0": lambda dfnum: dfnum <= 0, "dfden > 0": lambda dfden: dfden <= 0}, dfnum=1.0, dfden=1.0)
 def f(d: Draw, dfnum: Tensor, dfden: Tensor) -> Tensor:
     """Numbers of Fisher's F distribution, differentiable in both degrees of freedom.  See :func:`gamma`."""
     ratio = exp(_log_gamma(d, 0.5 * dfnum) - _log_gamma(d, 0.5 * dfden))
     return ratio * dfden / dfnum
 
 
-@distribution(df=1.0)
+@distribution(_DF, df=1.0)
 def standard_t(d: Draw, df: Tensor) -> Tensor:
     """Student's numbers of ``df`` degrees of freedom, differentiable in it.  See :func:`gamma`."""
     return d.normal() * sqrt(0.5 * df) * exp(-0.5 * _log_gamma(d, 0.5 * df))
@@ -90,10 +94,11 @@ def dirichlet(
 ) -> Tensor:
     """Proportions that sum to 1, ``shape`` times those of ``alpha``, of shape ``(..., K)``; differentiable in it.
 
-    See :func:`gamma`.  Raises DTypeError, ShapeError.
+    See :func:`gamma`.  Raises DomainError where ``alpha`` is not positive, DTypeError, ShapeError.
     """
     alpha = tensor("random.dirichlet", alpha)
     if not alpha.ndim:
         raise ShapeError("random.dirichlet: alpha is a number; need an array of shape (..., K)")
     d = Draw("dirichlet", (*lengths_of(shape), *alpha.shape), (alpha,), dtype, generator, device)
+    within("dirichlet", _ALPHA, {"alpha": d.parameters[0]})
     return cast(softmax(_log_gamma(d, d.parameters[0]), axis=-1), dtypes.asdtype(dtype))

@@ -26,17 +26,24 @@ def standard_normal(
     return normal(shape, dtype=dtype, generator=generator, device=device)
 
 
-@distribution(mean=0.0, sigma=1.0)
+@distribution({"sigma >= 0": lambda sigma: sigma < 0}, mean=0.0, sigma=1.0)
 def lognormal(d: Draw, mean: Tensor, sigma: Tensor) -> Tensor:
-    """Numbers whose logarithm is normal, differentiable in both parameters.  Raises DTypeError, ShapeError."""
+    """Numbers whose logarithm is normal, differentiable in both parameters.
+
+    Raises DomainError for a negative ``sigma``, DTypeError, ShapeError.
+    """
     return exp(mean + sigma * d.normal())
 
 
-@distribution(lower=-2.0, upper=2.0, mean=0.0, std=1.0)
+@distribution(
+    {"lower < upper": lambda lower, upper: lower >= upper, "std >= 0": lambda std: std < 0},
+    lower=-2.0, upper=2.0, mean=0.0, std=1.0,
+)  # fmt: skip
 def truncated_normal(d: Draw, lower: Tensor, upper: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Normal numbers within bounds, which are given in deviations from the mean; differentiable in all four.
 
-    By inversion, on the side of 0 where the cumulative function is precise.  Raises DTypeError, ShapeError.
+    By inversion, on the side of 0 where the cumulative function is precise.  Raises DomainError for
+    bounds in the wrong order and a negative ``std``, DTypeError, ShapeError.
     """
     flipped = lower > 0
     low, high = where(flipped, -upper, lower), where(flipped, -lower, upper)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from operator import index
 
 from tapegrad.core import locks
 from tapegrad.core.cell import Cell
@@ -83,7 +84,7 @@ def _restored(state: tuple[int, int]) -> Generator:
 
 
 def _seed(n: int) -> int:
-    return int(n) % 2**128
+    return index(n) % 2**128
 
 
 default_generator = Generator(0x7A9E)

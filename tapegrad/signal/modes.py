@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from tapegrad.core.aval import Shape, normalize_axes
 from tapegrad.errors import ShapeError, TapegradError
@@ -39,4 +40,6 @@ def swapped(op: str, x: Shape, y: Shape, mode: str) -> bool:
 
 def axes_of(op: str, axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """The axes to transform, sorted; None: all.  Raises AxisError."""
-    return tuple(sorted(normalize_axes(op, axes if axes is None or isinstance(axes, int) else tuple(axes), ndim)))
+    return tuple(
+        sorted(normalize_axes(op, axes if axes is None or isinstance(axes, (int, Integral)) else tuple(axes), ndim))
+    )

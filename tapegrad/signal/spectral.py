@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal, TypeAlias
 
 from tapegrad import fft
@@ -94,7 +95,7 @@ def cut_into(
     """The parts of SciPy's arguments, with its defaults.  Raises ShapeError, TapegradError."""
     n = x.shape[-1] if n is None else n
     if isinstance(window, (str, tuple)):
-        nperseg = min(256 if nperseg is None else int(nperseg), n)
+        nperseg = min(256 if nperseg is None else index(nperseg), n)
         if nperseg < 1:
             raise ShapeError(f"{op}: segments of length {nperseg} of a signal of length {n}; need at least 1")
         try:
@@ -106,8 +107,8 @@ def cut_into(
         if win.ndim != 1 or win.shape[0] > n or (nperseg is not None and win.shape[0] != nperseg):
             raise ShapeError(f"{op}: a window {win.shape} for segments of length {nperseg} and a signal of length {n}")
         nperseg = win.shape[0]
-    nfft = nperseg if nfft is None else int(nfft)
-    noverlap = nperseg // 2 if noverlap is None else int(noverlap)
+    nfft = nperseg if nfft is None else index(nfft)
+    noverlap = nperseg // 2 if noverlap is None else index(noverlap)
     if nfft < nperseg or noverlap >= nperseg:
         raise ShapeError(f"{op}: nfft={nfft}, noverlap={noverlap}, nperseg={nperseg}; need noverlap < nperseg <= nfft")
     kind = dtypes.real_of(dtypes.accumulator(x.dtype))
@@ -200,7 +201,7 @@ def istft(
         raise ShapeError(f"istft: time_axis and freq_axis are both {t}")
     z = moveaxis(z, (f, t), (-1, -2))
     default = 2 * (z.shape[-1] - 1) if input_onesided else z.shape[-1]
-    nperseg = default if nperseg is None else int(nperseg)
+    nperseg = default if nperseg is None else index(nperseg)
     if nfft is None:
         nfft = nperseg if input_onesided and nperseg == default + 1 else default
     cut = cut_into("istft", z, window, nperseg, noverlap, max(nfft, nperseg), input_onesided, nperseg)

@@ -9,6 +9,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.ops import arange, concat, mean, moveaxis, sum
 from tapegrad.ops.dispatch import promote, whole_in_float64
+from tapegrad.ops.shape.shape import shape_of
 from tapegrad.tensor import Tensor, TensorLike
 
 
@@ -26,7 +27,7 @@ def detrend(data: TensorLike, axis: int = -1, type: str = "linear", bp: int | Se
     if type not in ("linear", "l"):
         raise TapegradError(f"detrend: type {type!r}; take 'linear' or 'constant'")
     n = x.shape[at]
-    breaks = sorted({0, n, *(int(b) for b in ([bp] if isinstance(bp, int) else bp))})
+    breaks = sorted({0, n, *shape_of(bp)})
     if breaks[-1] > n or breaks[0] < 0:
         raise ShapeError(f"detrend: break points {bp} for a length of {n}")
     last = moveaxis(x, at, -1)

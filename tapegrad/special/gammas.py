@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 from tapegrad.core.primitive import Sample
 from tapegrad.device.numerics import special
@@ -107,7 +108,7 @@ def multigammaln(a: TensorLike, d: int) -> Tensor:
 
     Defined for ``a > (d - 1) / 2``.  Raises ShapeError unless ``d`` is a positive integer.
     """
-    if not isinstance(d, int) or d < 1:
+    if not isinstance(d, (int, Integral)) or d < 1:
         raise ShapeError(f"multigammaln: the dimension d must be a positive integer, got {d!r}")
     (a,) = promote("multigammaln", (a,), scipy_float("multigammaln"))
     total = gammaln(a)

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from tapegrad.errors import TapegradError
@@ -29,7 +30,7 @@ class EarlyStopping(Callback):
         self, monitor: str = "val_loss", patience: int = 0, min_delta: float = 0.0, mode: str = "auto",
         restore: Any = None,
     ) -> None:  # fmt: skip
-        if not isinstance(patience, int) or patience < 0 or not min_delta >= 0:
+        if not isinstance(patience, (int, Integral)) or patience < 0 or not min_delta >= 0:
             raise TapegradError(f"EarlyStopping: wanted no negative patience, min_delta: got {patience}, {min_delta}")
         self.monitor, self.patience, self.min_delta, self.restore = monitor, patience, min_delta, restore
         self._better = better(mode, monitor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from numbers import Integral
 from typing import Any
 
 import tapegrad.random as random
@@ -32,7 +33,7 @@ class Checkpoint(Callback):
         every_steps: int | None = None, resume: bool = True,
     ) -> None:  # fmt: skip
         for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps)):
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, (int, Integral)) or value < 1):
                 raise TapegradError(f"Checkpoint: wanted a positive integer or None for {name}, got {value!r}")
         self.dir, self.tree = os.fspath(dir), tree
         self.every_epochs, self.every_steps, self.resume = every_epochs, every_steps, resume

@@ -10,6 +10,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from numbers import Integral
 from typing import Any
 
 import tapegrad.random as random
@@ -64,10 +65,10 @@ class DataLoader(Named):
     ) -> None:
         self.batch_size = checks.positive("DataLoader", "batch_size", batch_size)
         for name, value in (("workers", workers), ("prefetch", prefetch), ("seed", seed)):
-            if not isinstance(value, int) or value < 0:
+            if not isinstance(value, (int, Integral)) or value < 0:
                 raise TapegradError(f"DataLoader: wanted an integer of at least 0 for {name}, got {value!r}")
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.workers, self.prefetch = workers, prefetch
+        self.shuffle, self.seed, self.drop_last = shuffle, int(seed), drop_last
+        self.workers, self.prefetch = int(workers), int(prefetch)
         self.device = None if device is None else asdevice(device)
         self._source = _source(data, collate)
         self._epoch = self._taken = 0

@@ -6,6 +6,7 @@ reading that waits.  What is added up lives in ``variables``, which are saved li
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from tapegrad import ops
@@ -198,7 +199,7 @@ class AUC(Metric):
         self, num_thresholds: int = 200, curve: str = "ROC", name: str | None = None, *, from_logits: bool = False
     ) -> None:
         super().__init__(name)
-        if not isinstance(num_thresholds, int) or num_thresholds < 3:
+        if not isinstance(num_thresholds, (int, Integral)) or num_thresholds < 3:
             raise TapegradError(f"{self}: wanted an integer of at least 3 for num_thresholds, got {num_thresholds!r}")
         if curve not in ("ROC", "PR"):
             raise TapegradError(f'{self}: wanted curve "ROC" or "PR", got {curve!r}')

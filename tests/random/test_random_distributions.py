@@ -114,7 +114,7 @@ def test_extremes() -> None:
     g = R.Generator(2)
     assert (g.binomial(50, 7, 1.0).numpy() == 7).all() and not g.binomial(50, 7, 0.0).numpy().any()
     assert not g.poisson(50, 0.0).numpy().any() and (g.geometric(50, 1.0).numpy() == 1).all()
-    assert np.isnan(g.gamma(3, -1.0).numpy()).all() and np.isnan(g.gamma(3, np.nan).numpy()).all()
+    assert np.isnan(g.gamma(3, np.nan).numpy()).all() and np.isnan(g.beta(3, 1.0, [np.nan]).numpy()).all()
     u = g.loggamma(1000, 1e-4).numpy()
     assert np.isfinite(u).all() and u.min() < -1000
     assert np.isfinite(g.beta(1000, 1e-3, 1e-3).numpy()).all()
@@ -217,13 +217,76 @@ def test_bad_input_draws_nothing(call: Any, error: type) -> None:
     assert g.state == state
 
 
-def test_parameters_outside_their_domain() -> None:
-    for call in (
-        lambda: R.poisson(3, -1.0),
-        lambda: R.poisson(3, np.nan),
-        lambda: R.poisson(3, np.inf),
-        lambda: R.binomial(3, -1, 0.5),
-        lambda: R.binomial(3, 1, 1.5),
-    ):
-        with pytest.raises(errors.DomainError, match=r"random_(poisson|binomial)"):
-            call()
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("poisson", [-1.0]), ("poisson", [np.nan]), ("poisson", [np.inf]), ("binomial", [-1, 0.5]),
+        ("binomial", [1, 1.5]), ("binomial", [2.5, 0.5]), ("negative_binomial", [0, 0.5]),
+        ("negative_binomial", [1, 1.5]), ("geometric", [0.0]), ("geometric", [np.nan]),
+        ("bernoulli", [1.5]), ("bernoulli", [np.nan]), ("uniform", [1.0, 0.0]),
+        ("normal", [0.0, -1.0]), ("lognormal", [0.0, -1.0]), ("truncated_normal", [1.0, 1.0]),
+        ("truncated_normal", [-2.0, 2.0, 0.0, -1.0]), ("exponential", [-1.0]), ("laplace", [0.0, -1.0]),
+        ("logistic", [0.0, -1.0]), ("gumbel", [0.0, -1.0]), ("cauchy", [0.0, -1.0]), ("weibull", [0.0]),
+        ("weibull", [1.0, -1.0]), ("pareto", [0.0]), ("power", [0.0]), ("rayleigh", [-1.0]),
+        ("triangular", [0.0, 2.0, 1.0]), ("triangular", [1.0, 1.0, 1.0]), ("gamma", [0.0]), ("gamma", [1.0, -1.0]),
+        ("loggamma", [-1.0]), ("chisquare", [0.0]), ("beta", [0.0, 1.0]), ("beta", [1.0, 0.0]), ("f", [0.0, 1.0]),
+        ("f", [1.0, 0.0]), ("standard_t", [0.0]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["numbers", "arrays", "vmap"])
+def test_parameters_outside_their_domain(name: str, parameters: list[float], kind: str) -> None:
+    g = R.Generator(7)
+    state, draw = g.state, getattr(g, name)
+    arrays = [np.array([p, p]) for p in parameters]
+    with pytest.raises(errors.DomainError, match=f"random.{name}"):
+        if kind == "numbers":
+            draw(3, *parameters)
+        elif kind == "arrays":
+            draw((3, 2), *arrays).numpy()
+        else:
+            tg.vmap(lambda *p: draw((), *p))(*arrays).numpy()
+    if kind == "numbers":
+        assert g.state == state
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda scale: R.exponential((2,), scale),
+        tg.function(lambda scale: R.exponential((2,), scale)),
+        tg.vmap(lambda scale: R.exponential((), scale)),
+    ],
+)
+def test_one_element_outside_its_domain(draw: Any) -> None:
+    for _ in range(3):
+        draw(tg.asarray([1.0, 2.0]))
+    with pytest.raises(errors.DomainError, match="scale >= 0"):
+        draw(tg.asarray([1.0, -2.0])).numpy()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.choice(2, 3, p=[0.5, 0.6]),
+        lambda g: g.choice(2, 3, p=[-0.5, 1.5]),
+        lambda g: g.choice(2, 3, p=[np.nan, 1.5]),
+        lambda g: g.choice(3, 2, replace=False, p=[0.0, 1.0, 0.0]),
+        lambda g: g.multinomial(3, [-0.1, 0.9, 0.2]),
+        lambda g: g.multinomial(3, [0.9, 0.9, 0.1]),
+        lambda g: g.multinomial(3, [np.nan, 0.5]),
+        lambda g: g.multinomial(-3, [0.5, 0.5]),
+        lambda g: g.multinomial(2.5, [1.0]),
+        lambda g: g.dirichlet([0.0, 1.0]),
+        lambda g: g.dirichlet(np.array([[1.0, 1.0], [1.0, -1.0]])),
+    ],
+)
+def test_impossible_chances(call: Any) -> None:
+    with pytest.raises(errors.DomainError, match="random.(choice|multinomial|dirichlet)"):
+        call(R.Generator(7)).numpy()
+
+
+def test_chances_that_sum_to_one_but_for_rounding() -> None:
+    p = tg.softmax(tg.asarray(np.linspace(0, 5, 1000), dtype="float32"))
+    assert R.choice(1000, 3, p=p).shape == (3,) and R.multinomial(5, p).numpy().sum() == 5
+    assert R.multinomial(3, [0.1, 0.1]).numpy().sum() == 3  # the last is what is left
+    assert np.isnan(R.exponential(3, np.nan).numpy()).all() and np.isnan(R.dirichlet([np.nan, 1.0]).numpy()).all()

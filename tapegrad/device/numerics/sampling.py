@@ -130,8 +130,8 @@ def binomial(xp: Namespace, n: Array, p: Array, *, key: int, counter: int, dtype
     W. Hoermann, "The generation of binomial random variates", J. Stat. Comput. Simul. 46 (1993): algorithm BTRS.
     """
     trials, chance = _host(n), _host(p)
-    if not ((trials >= 0) & (chance >= 0) & (chance <= 1)).all():
-        raise DomainError("random_binomial: n must not be negative and p must lie in [0, 1]")
+    if not ((trials >= 0) & (trials == np.floor(trials)) & (chance >= 0) & (chance <= 1)).all():
+        raise DomainError("random_binomial: n must be whole and not negative, and p must lie in [0, 1]")
     swapped = chance > 0.5
     rare = np.where(swapped, 1 - chance, chance)
     mean, odds = trials * rare, rare / (1 - rare)

@@ -87,7 +87,7 @@ def checkpointed_loop(
         n = int(n)
     if snapshots is not None and bytes is not None:
         raise RecomputeError("checkpointed_loop: snapshots and bytes say the same thing in two ways; give one of them")
-    if not isinstance(disk, int):
+    if not isinstance(disk, (int, Integral)):
         raise RecomputeError(f"checkpointed_loop: disk is a number of states, not {disk!r:.60}; directory= says where")
     if disk and schedule not in ("revolve", "hierarchical"):
         raise RecomputeError(f"checkpointed_loop: schedule {schedule!r} has no use for disk; take 'revolve'")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import tapegrad.random as random
 from tapegrad import ops
@@ -361,7 +362,7 @@ def log1mexp(x: TensorLike) -> Tensor:
 def logmeanexp(x: TensorLike, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Tensor:
     """``log(mean(exp(x)))`` over ``axis`` (None: all) without overflow (JAX).  Raises AxisError."""
     x = floating(x)
-    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, (int, Integral)) else axis
     total = ops.logsumexp(x, axis=axis, keepdims=keepdims)
     count = math.prod(x.shape[a] for a in axes)
     return total - (math.log(count) if count else math.nan)

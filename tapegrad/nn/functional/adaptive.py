@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import tapegrad.random as random
@@ -27,13 +28,15 @@ Size = int | Sequence[int | None] | None
 
 
 def _sizes(op: str, x: Tensor, output_size: Size, dims: int) -> tuple[int, ...]:
-    wanted = (output_size,) * dims if isinstance(output_size, int) or output_size is None else tuple(output_size)
+    wanted = (
+        (output_size,) * dims if isinstance(output_size, (int, Integral)) or output_size is None else tuple(output_size)
+    )
     sizes: tuple[int, ...] = tuple(n if m is None else m for n, m in zip(x.shape[-dims:], wanted))
-    if len(wanted) != dims or any(not isinstance(m, int) or m < 0 for m in sizes):
+    if len(wanted) != dims or any(not isinstance(m, (int, Integral)) or m < 0 for m in sizes):
         raise ShapeError(f"{op}: wanted an integer, or {dims} of them or None, for output_size, got {output_size!r}")
     if not all(x.shape[-dims:]) and all(sizes):
         raise ShapeError(f"{op}: the planes of {x.shape} have no elements to pool")
-    return sizes
+    return tuple(map(int, sizes))
 
 
 def _bins(n: int, count: int) -> tuple[list[list[int]], list[list[bool]], list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from tapegrad import ops
@@ -151,7 +152,7 @@ def group_norm(
 
 
 def _trailing(op: str, x: Tensor, normalized_shape: Sequence[int] | int) -> tuple[int, ...]:
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = (normalized_shape,) if isinstance(normalized_shape, (int, Integral)) else tuple(normalized_shape)
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ShapeError(f"{op}: wanted input (..., {', '.join(map(str, shape))}), got {x.shape}")
     return shape

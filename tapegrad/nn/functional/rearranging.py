@@ -110,7 +110,7 @@ def shift(x: TensorLike, ksize: Lengths = 3, dilate: Lengths = 1) -> Tensor:
     """
     x = ops.asarray(x)
     kernel = lengths("shift", "ksize", ksize, 2)
-    steps = (dilate, dilate) if isinstance(dilate, int) else tuple(dilate)
+    steps = lengths("shift", "dilate", dilate, 2)
     taps = math.prod(kernel)
     if x.ndim != 4 or not taps % 2 or x.shape[1] < taps:
         raise ShapeError(f"shift: wanted x (n, c, h, w) with c >= {taps}, an odd number of taps, got {x.shape}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from tapegrad import ops
@@ -182,7 +183,7 @@ def _align(
 ) -> tuple[Any, ...]:
     images, rows = _images(op, x, rois, roi_indices)
     out = lengths(op, "outsize", outsize, 2)
-    ratios = (ratio, ratio) if ratio is None or isinstance(ratio, int) else tuple(ratio)
+    ratios = (ratio, ratio) if ratio is None or isinstance(ratio, (int, Integral)) else tuple(ratio)
     sides = [_samples(rows, a, out[a], images.shape[2 + a], scale, ratios[a]) for a in (0, 1)]
     return images, rows, out, ratios, sides
 

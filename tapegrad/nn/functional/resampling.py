@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 from tapegrad import ops
 from tapegrad.errors import ShapeError, TapegradError
 from tapegrad.nn.functional.adaptive import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
+from tapegrad.nn.functional.conv import lengths
 from tapegrad.tensor import Tensor, TensorLike
 
 __all__ = ["interpolate", "upsample"]
@@ -64,11 +66,8 @@ def _sizes(
     if (wanted is None) == (factor is None):
         raise ShapeError("interpolate: give either size or scale_factor")
     if factor is None:
-        sizes = (wanted,) * dims if isinstance(wanted, int) else tuple(wanted)
-        if len(sizes) != dims:
-            raise ShapeError(f"interpolate: wanted {dims} sizes, got {wanted!r}")
-        return sizes, (None,) * dims
-    factors = (factor,) * dims if isinstance(factor, (int, float)) else tuple(factor)
+        return lengths("interpolate", "size", wanted, dims, 0), (None,) * dims
+    factors = (float(factor),) * dims if isinstance(factor, (int, float, Real)) else tuple(factor)
     if len(factors) != dims:
         raise ShapeError(f"interpolate: wanted {dims} scale factors, got {factor!r}")
     sizes = tuple(math.floor(n * f) for n, f in zip(size, factors))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from tapegrad import ops
@@ -161,7 +162,7 @@ class LayerNormalization(Normalization):
         dtype: DTypeLike | None = None,
     ) -> None:
         super().__init__(epsilon, center, scale, gamma_initializer, beta_initializer, name, dtype)
-        self.axis = (axis,) if isinstance(axis, int) else tuple(axis)
+        self.axis = (axis,) if isinstance(axis, (int, Integral)) else tuple(axis)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         shape = tuple([input_shape[a] for a in self._axes(len(input_shape))])

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from operator import attrgetter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -266,7 +267,7 @@ def named_layers(layer: Layer) -> Iterator[tuple[str, int, Layer]]:
 
 def _inputs_of(inputs: Any, dtype: DTypeLike) -> Any:
     """Zeros in place of shapes."""
-    if isinstance(inputs, tuple) and all(isinstance(n, int) for n in inputs):
+    if isinstance(inputs, tuple) and all(isinstance(n, (int, Integral)) for n in inputs):
         return ops.zeros(inputs, dtype)
     if isinstance(inputs, dict):
         return {key: _inputs_of(x, dtype) for key, x in inputs.items()}

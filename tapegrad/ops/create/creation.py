@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from operator import index
 
 from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.state import thread
@@ -14,7 +14,7 @@ from tapegrad.engine.make import Function
 from tapegrad.errors import DomainError, ShapeError
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
 from tapegrad.ops.shape.blocks import reshaped
-from tapegrad.ops.shape.shape import broadcast_to
+from tapegrad.ops.shape.shape import broadcast_to, shape_of
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
@@ -29,7 +29,7 @@ def constant(
     t = asarray(value, dtype=dtype)
     if shape is None:
         return t
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lengths = shape_of(shape)
     if t.size not in (1, math.prod(lengths)):
         raise ShapeError(f"constant: a value of shape {t.shape} has {t.size} elements, too few or many for {lengths}")
     return own(reshaped(t, lengths) if t.size == math.prod(lengths) else broadcast_to(reshaped(t, ()), lengths), t)
@@ -62,13 +62,12 @@ def full(
 
     Raises ShapeError.
     """
+    lengths = shape_of(shape)
     if isinstance(fill_value, Tensor) or bool(getattr(fill_value, "ndim", False)) or hasattr(fill_value, "ref"):
         value = asarray(fill_value, dtype=dtype, device=device)
-        lengths: Any = shape if isinstance(shape, (tuple, list)) else (shape,)
-        return broadcast_to(value, tuple(lengths))
+        return broadcast_to(value, lengths)
     where = current_device() if device is None else asdevice(device)
     out_dtype = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
-    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     return _made("full", lengths, out_dtype, where, lambda out: out.__setitem__(..., fill_value))
 
 
@@ -162,7 +161,7 @@ def eye(
     """Ones on diagonal ``k`` (positive: above the main one), zeros elsewhere."""
     where = current_device() if device is None else asdevice(device)
     out_dtype = dtypes.asdtype(dtype)
-    rows, columns = int(N), int(N if M is None else M)
+    rows, columns, k = index(N), index(N if M is None else M), index(k)
 
     def write(out: Array) -> None:
         out.fill(0)

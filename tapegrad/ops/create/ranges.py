@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 from tapegrad.core.aval import broadcast_shapes, normalize_axis
@@ -39,7 +40,7 @@ def linspace(
     Without ``endpoint`` ``stop`` itself is left out; retstep: the step, too.  Numbers have the default dtype unless
     ``dtype`` says otherwise.  Differentiable in arrays ``start`` and ``stop``.  Raises ShapeError for ``num < 0``.
     """
-    count = num.__index__()
+    count = index(num)
     if count < 0:
         raise ShapeError(f"linspace: num={count} is negative")
     parts = count - 1 if endpoint else count
@@ -58,7 +59,7 @@ def linspace(
 
 def _spaced(first: Tensor, last: Tensor, count: int, endpoint: bool) -> tuple[Tensor, Tensor]:
     """The numbers along a new first axis, rounded as NumPy rounds, and the step."""
-    gap = last - first
+    gap, count = last - first, index(count)
     parts = count - 1 if endpoint else count
     wide = dtypes.real_of(gap.dtype)
     at = reshape(arange(count, dtype=wide, device=gap.device), (count,) + (1,) * gap.ndim)
@@ -134,8 +135,8 @@ def tri(
 ) -> Tensor:
     """Ones on and below diagonal ``k`` of an ``N x M`` matrix, zeros above; dtype None: the default dtype."""
     home = current_device() if device is None else asdevice(device)
-    rows, columns = arange(N, device=home), arange(N if M is None else M, device=home)
-    mask = less_equal(columns, reshape(rows, (N, 1)) + k)
+    rows, columns = arange(index(N), device=home), arange(index(N if M is None else M), device=home)
+    mask = less_equal(columns, reshape(rows, (rows.size, 1)) + k)
     return cast(mask, dtypes.asdtype(dtype))
 
 
@@ -149,7 +150,7 @@ def vander(x: TensorLike, N: int | None = None, increasing: bool = False) -> Ten
         raise ShapeError(f"vander: needs a vector, got shape {v.shape}")
     if v.dtype.kind in "biu":  # as NumPy promotes them
         v = cast(v, dtypes.float64 if v.dtype == dtypes.uint64 else dtypes.int64)
-    n = v.size if N is None else N
+    n = v.size if N is None else index(N)
     if n < 0:
         raise ShapeError(f"vander: N={n} is negative")
     ones = creation.ones((v.size, min(n, 1)), dtype=v.dtype, device=v.device)
@@ -170,13 +171,13 @@ def multiply_up(columns: Tensor) -> Tensor:
 def kaiser(M: int, beta: float, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
     """Kaiser's window of ``M`` points with shape ``beta``; dtype None: the default dtype."""
     home: Device = current_device() if device is None else asdevice(device)
-    return asarray(CPU.xp.kaiser(M, beta), dtype=dtypes.asdtype(dtype), device=home)
+    return asarray(CPU.xp.kaiser(index(M), beta), dtype=dtypes.asdtype(dtype), device=home)
 
 
 def _window(name: str, doc: str) -> Callable[..., Tensor]:
     def op(M: int, *, dtype: DTypeLike | None = None, device: Device | str | None = None) -> Tensor:
         home: Device = current_device() if device is None else asdevice(device)
-        return asarray(getattr(CPU.xp, name)(M), dtype=dtypes.asdtype(dtype), device=home)
+        return asarray(getattr(CPU.xp, name)(index(M)), dtype=dtypes.asdtype(dtype), device=home)
 
     op.__name__ = op.__qualname__ = name
     op.__doc__ = f"{doc}; dtype None: the default dtype."

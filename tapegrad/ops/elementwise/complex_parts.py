@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.primitive import elementwise
@@ -151,7 +152,7 @@ def unwrap(p: TensorLike, discont: float | None = None, axis: int = -1, *, perio
     if p.dtype.kind == "c":
         raise DTypeError("unwrap: not defined for complex numbers; take angle first")
     a = normalize_axis("unwrap", axis, p.ndim)
-    whole = dtypes.is_integer(p.dtype) and isinstance(period, int)
+    whole = dtypes.is_integer(p.dtype) and isinstance(period, (int, Integral))
     if not whole:
         p = cast(p, dtypes.in_float(p.dtype))
     later = (slice(None),) * a + (slice(1, None),)

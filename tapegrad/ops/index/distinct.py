@@ -119,5 +119,5 @@ def setxor1d(ar1: TensorLike, ar2: TensorLike, assume_unique: bool = False) -> T
 
     assume_unique: accepted for NumPy, and ignored.
     """
-    x, y = _flat("setxor1d", ar1, ar2)
-    return unique(concat([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]]))
+    x, y = map(unique, _flat("setxor1d", ar1, ar2))
+    return unique(concat([x[isin(x, y, invert=True)], y[isin(y, x, invert=True)]]), equal_nan=False)

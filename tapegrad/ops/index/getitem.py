@@ -349,7 +349,7 @@ def _joined(how: str, have: Tensor, v: Tensor, places: Tensor, axis: int) -> Ten
     if how != "multiply":
         return index_reduce(have, axis, places, v, f"a{how}")
     factors = segment_prod(moveaxis(v, axis, 0), places, have.shape[axis])
-    return multiply(have, moveaxis(factors, 0, axis))
+    return multiply(have, moveaxis(cast(factors, have.dtype), 0, axis))
 
 
 def _fitted(op: str, v: Tensor, shape: Shape) -> Tensor:

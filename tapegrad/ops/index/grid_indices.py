@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from tapegrad.core.aval import Shape
@@ -19,7 +20,7 @@ from tapegrad.ops.elementwise.selection import nonzero
 from tapegrad.ops.reduce.reductions import max as max_of
 from tapegrad.ops.reduce.reductions import min as min_of
 from tapegrad.ops.shape.join import stack
-from tapegrad.ops.shape.shape import broadcast_to, reshape
+from tapegrad.ops.shape.shape import broadcast_to, reshape, shape_of
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 __all__ = [
@@ -36,7 +37,7 @@ def indices(
 
     int64 unless said otherwise.  NumPy's ``indices``.
     """
-    lengths = tuple(int(n) for n in dimensions)
+    lengths = shape_of(dimensions)
     wanted = dtypes.int64 if dtype is None else dtypes.asdtype(dtype)
     lines = [
         reshape(arange(n, dtype=wanted, device=device), tuple(n if i == k else 1 for i in range(len(lengths))))
@@ -69,7 +70,7 @@ def ix_(*args: TensorLike) -> tuple[Tensor, ...]:
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Tensor, ...]:
     """The indices of the main diagonal of an array of ``ndim`` dimensions of length ``n``."""
-    return tuple(arange(n) for _ in range(ndim))
+    return tuple(arange(index(n)) for _ in range(ndim))
 
 
 def diag_indices_from(arr: TensorLike) -> tuple[Tensor, ...]:
@@ -126,7 +127,7 @@ def unravel_index(indices: TensorLike, shape: int | Sequence[int], order: str = 
 
     Raises IndexingError out of range (it reads the values) and for other than integers.
     """
-    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    lengths = shape_of(shape)
     places = tensor("unravel_index", indices)
     if not dtypes.is_integer(places.dtype):
         raise IndexingError(f"unravel_index: positions must be integers, got {places.dtype}")
@@ -147,10 +148,10 @@ def ravel_multi_index(multi_index: Any, dims: Sequence[int], mode: Any = "raise"
     mode: indices out of range ``raise`` (their values are read), ``wrap`` or ``clip``; or one for each.  Raises
     IndexingError, ShapeError.
     """
-    places = promote("ravel_multi_index", tuple(multi_index))
+    places, dims = promote("ravel_multi_index", tuple(multi_index)), shape_of(dims)
     modes = (mode,) * len(places) if isinstance(mode, str) else tuple(mode)
     if not len(places) == len(dims) == len(modes):
-        raise ShapeError(f"ravel_multi_index: {len(places)} index arrays for dimensions {tuple(dims)}, mode {mode!r}")
+        raise ShapeError(f"ravel_multi_index: {len(places)} index arrays for dimensions {dims}, mode {mode!r}")
     if not dtypes.is_integer(places[0].dtype):
         raise IndexingError(f"ravel_multi_index: indices must be integers, got {places[0].dtype}")
     step = _order("ravel_multi_index", order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
+from operator import index
 
 from tapegrad.core.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
@@ -270,7 +271,7 @@ def one_hot(indices: TensorLike, depth: int, *, axis: int = -1, dtype: DTypeLike
 
     An index out of range gives zeros (as in TensorFlow).  Raises AxisError, IndexingError for other than integers.
     """
-    places = tensor("one_hot", indices)
+    places, depth = tensor("one_hot", indices), index(depth)
     if not dtypes.is_integer(places.dtype):
         raise IndexingError(f"one_hot: indices must be integers, got {places.dtype}")
     if dtypes.iinfo(places.dtype).max < depth or places.dtype.kind == "u":

@@ -17,7 +17,7 @@ from tapegrad.ops.index.bounds import checked
 from tapegrad.ops.index.getitem import At
 from tapegrad.ops.index.indexing import take
 from tapegrad.ops.shape.join import concat, tile
-from tapegrad.ops.shape.shape import broadcast_to, flat_or_along, moveaxis, reshape
+from tapegrad.ops.shape.shape import broadcast_to, flat_or_along, moveaxis, reshape, shape_of
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
 __all__ = ["append", "delete", "insert", "place", "put", "put_along_axis", "putmask", "resize", "scatter_add"]
@@ -143,7 +143,7 @@ def append(arr: TensorLike, values: TensorLike, axis: int | None = None) -> Tens
 def resize(a: TensorLike, new_shape: int | tuple[int, ...] | list[int]) -> Tensor:
     """The elements in C order, repeated or cut to fill ``new_shape``; zeros if there are none.  Raises ShapeError."""
     x = tensor("resize", a)
-    shape = tuple(new_shape) if isinstance(new_shape, (tuple, list)) else (int(new_shape),)
+    shape = shape_of(new_shape)
     if any(n < 0 for n in shape):
         raise ShapeError(f"resize: negative lengths in {shape}")
     count = math.prod(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import ShapedArray, normalize_axis
@@ -50,7 +51,9 @@ def argpartition(a: TensorLike, kth: Any, axis: int | None = -1, kind: str = "in
     x = sortable(ordered("argpartition", a))
     x, a = flat_or_along("argpartition", x, axis)
     several = isinstance(kth, (tuple, list)) or bool(getattr(kth, "ndim", False))
-    wanted = tuple(int(k) for k in kth) if several else (int(kth),)
+    wanted = tuple(map(index, kth)) if several else (index(kth),)
+    if not wanted:
+        raise ShapeError(f"argpartition: kth={kth!r} names no element; give a position or several")
     return barrier(argpartition_p, x, kth=wanted, axis=a)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import NamedTuple
 
 from tapegrad.core.aval import ShapedArray, normalize_axis, shaped
@@ -108,7 +109,7 @@ class TopK(NamedTuple):
 
 def top_k(x: TensorLike, k: int, *, axis: int = -1) -> TopK:
     """The ``k`` largest elements along ``axis``, largest first, and their positions.  Raises AxisError, ShapeError."""
-    x = ordered("top_k", x)
+    x, k = ordered("top_k", x), index(k)
     a = normalize_axis("top_k", axis, x.ndim)
     if not 0 <= k <= x.shape[a]:
         raise ShapeError(f"top_k: k={k}, but axis {a} of {x.shape} has {x.shape[a]} elements")

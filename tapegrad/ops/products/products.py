@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from numbers import Integral
 from typing import Any
 
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, normalize_axes, normalize_axis, shaped
@@ -123,7 +124,8 @@ def tensordot(a: TensorLike, b: TensorLike, axes: int | tuple[Sequence[int], Seq
 
 
 def _paired_axes(x: Tensor, y: Tensor, axes: Any) -> tuple[list[int], list[int]]:
-    if isinstance(axes, int):
+    if isinstance(axes, (int, Integral)):
+        axes = int(axes)
         if not 0 <= axes <= min(x.ndim, y.ndim):
             raise ShapeError(f"tensordot: cannot pair {axes} axes of {x.shape} and {y.shape}")
         return list(range(x.ndim - axes, x.ndim)), list(range(axes))

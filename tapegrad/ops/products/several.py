@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 from tapegrad import nest
@@ -23,7 +24,7 @@ from tapegrad.ops.index.indexing import take
 from tapegrad.ops.reduce.reductions import Axis, max, sum
 from tapegrad.ops.shape.arrange import meshgrid
 from tapegrad.ops.shape.join import concat, stack
-from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, moveaxis, reshape, shape_of
 from tapegrad.ops.shape.shape import sum_to as summed_to
 from tapegrad.tensor import Tensor, TensorLike, identity_of
 
@@ -147,11 +148,11 @@ def as_strided(x: TensorLike, shape: Sequence[int], strides: Sequence[int], stor
     several times accumulates.  Raises ShapeError, IndexingError beyond the last element.
     """
     t = tensor("as_strided", x)
-    lengths = tuple(shape)
+    lengths = shape_of(shape)
     if len(lengths) != len(strides):
         raise ShapeError(f"as_strided: shape {lengths} and strides {tuple(strides)} differ in length")
     xp = CPU.xp
-    places = xp.full(lengths, int(storage_offset))
+    places = xp.full(lengths, index(storage_offset))
     for k, (n, step) in enumerate(zip(lengths, strides, strict=True)):
         places = places + xp.arange(n).reshape((n,) + (1,) * (len(lengths) - 1 - k)) * step
     return take(reshape(t, (t.size,)), asarray(places, device=t.device), axis=0)
@@ -164,7 +165,7 @@ def unfold(input: TensorLike, dimension: int, size: int, step: int = 1) -> Tenso
     """
     x = tensor("unfold", input)
     a = normalize_axis("unfold", dimension, x.ndim)
-    n = x.shape[a]
+    n, size, step = x.shape[a], index(size), index(step)
     if not 0 <= size <= n or step < 1:
         raise ShapeError(f"unfold: windows of {size} every {step} along axis {a} of {x.shape}")
     xp = CPU.xp

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
+from operator import index
 from typing import Any, TypeAlias
 
 from tapegrad.core.state import unrecorded
@@ -90,15 +92,16 @@ def histogram_bin_edges(
     bins: their number, their edges, or the name of a rule to choose them by (for which ``a`` comes to the host).
     """
     x = tensor("histogram", a)
-    if not isinstance(bins, (int, str)) and getattr(bins, "ndim", True):
+    if not isinstance(bins, (int, Integral, str)) and getattr(bins, "ndim", True):
         edges = precise("histogram", bins, x)
         if edges.ndim != 1:
             raise ShapeError(f"histogram: edges of shape {edges.shape}; need a vector")
         unrecorded(_check_rising, "histogram", edges)
         return own(edges, bins)
+    count = bins if isinstance(bins, str) else index(bins)
     data = CPU.xp.asarray(x._read() if isinstance(bins, str) else unrecorded(_ends, x, range))
     try:
-        edges = CPU.xp.histogram_bin_edges(data, bins if isinstance(bins, str) else int(bins), range)
+        edges = CPU.xp.histogram_bin_edges(data, count, range)
     except (TypeError, ValueError) as e:
         raise ShapeError(f"histogram: {e}") from None
     return asarray(edges, device=x.device)
@@ -200,6 +203,6 @@ def histogram2d(
 
     bins: for both, or a pair; one array of edges serves both.  Differentiable in the weights.  Raises ShapeError.
     """
-    one = not isinstance(bins, (int, str)) and len(bins) not in (1, 2)
+    one = not isinstance(bins, (int, Integral, str)) and len(bins) not in (1, 2)
     counts, (across, up) = histogramdd([x, y], [bins, bins] if one else bins, range, density, weights)
     return counts, across, up

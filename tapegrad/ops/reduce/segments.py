@@ -5,6 +5,8 @@ An id outside ``[0, num_segments)`` drops its slice.  Sums add in the order of t
 
 from __future__ import annotations
 
+from operator import index
+
 from tapegrad.core.aval import normalize_axis
 from tapegrad.core.primitive import Primitive, Sample, general
 from tapegrad.core.state import thread, unrecorded
@@ -51,7 +53,7 @@ def _prepared(
     if num_segments is None:
         n = max(0, int(unrecorded(max_of, ids).item()) + 1) if ids.size else 0
     else:
-        n = int(num_segments)
+        n = index(num_segments)
     if n < 0:
         raise ShapeError(f"{op}: num_segments={n} is negative")
     return x, unrecorded(lambda: where(logical_or(ids < 0, ids >= n), n, ids)), n
@@ -60,10 +62,12 @@ def _prepared(
 def segment_sum(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The sum of the slices of ``data`` in each segment, along the first axis; 0 for a segment of nothing.
 
-    num_segments: the result's length (None: one more than the largest id, whose value is then read).  Raises
+    num_segments: the result's length (None: one more than the largest id, whose value is then read).  A slice whose id
+    is negative or beyond the length belongs to no segment, as in JAX.  Small integers are summed in 64 bits.  Raises
     ShapeError, IndexingError for ids that are not integers.
     """
     x, ids, n = _prepared("segment_sum", data, segment_ids, num_segments)
+    x = cast(x, dtypes.sum_dtype(x.dtype))
     return barrier(scatter_add_p, x, ids, axis=0, n=n + 1)[:n]
 
 
@@ -145,9 +149,11 @@ def segment_min(data: TensorLike, segment_ids: TensorLike, num_segments: int | N
 def segment_prod(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Tensor:
     """The product of the slices of each segment; 1 for a segment of nothing; its gradient is right at zeros.
 
-    Computed by doubling: log n products of whole arrays in the order of the segments.  See :func:`segment_sum`.
+    Computed by doubling: log n products of whole arrays in the order of the segments.  Small integers are multiplied in
+    64 bits.  See :func:`segment_sum`.
     """
     x, ids, n = _prepared("segment_prod", data, segment_ids, num_segments)
+    x = cast(x, dtypes.sum_dtype(x.dtype))
     count, column = ids.size, (-1,) + (1,) * (x.ndim - 1)
     one = ones((1, *x.shape[1:]), dtype=x.dtype, device=x.device)
     if not count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 from tapegrad.core import aval
@@ -99,6 +100,7 @@ def rot90(m: TensorLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     a, b = (normalize_axis("rot90", i, m.ndim) for i in axes)
     if a == b:
         raise AxisError(f"rot90: axes {axes} name one dimension twice")
+    k = index(k)
     if k % 4 == 2:
         return flip(m, axis=(a, b))
     if k % 4 == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from numbers import Integral
 from operator import index
@@ -17,7 +17,7 @@ from tapegrad.ops.dispatch import stack as stack  # beside ``concat``
 from tapegrad.ops.elementwise.arithmetic import clip, minimum, remainder
 from tapegrad.ops.index.indexing import put_slice_p, take, take_p
 from tapegrad.ops.shape.blocks import concat_p, slice_p, stretch, unslice_p
-from tapegrad.ops.shape.shape import broadcast_to, expand_dims, flat_or_along, reshape
+from tapegrad.ops.shape.shape import broadcast_to, expand_dims, flat_or_along, reshape, shape_of
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike, identity_of, upload
 from tapegrad.variable import Variable
 
@@ -89,28 +89,31 @@ def split(ary: TensorLike, indices_or_sections: object, axis: int = 0) -> tuple[
 
     Raises AxisError, and ShapeError if equal sections do not come out even.
     """
-    ary = tensor("split", ary)
+    ary, cuts = tensor("split", ary), _cuts(indices_or_sections)
     a = normalize_axis("split", axis, ary.ndim)
-    if isinstance(indices_or_sections, Integral) and (indices_or_sections < 1 or ary.shape[a] % indices_or_sections):
-        raise ShapeError(
-            f"split: axis {a} of {ary.shape} does not divide into {indices_or_sections} equal parts; use array_split"
-        )
-    return array_split(ary, indices_or_sections, axis=a)
+    if isinstance(cuts, int) and (cuts < 1 or ary.shape[a] % cuts):
+        raise ShapeError(f"split: axis {a} of {ary.shape} does not divide into {cuts} equal parts; use array_split")
+    return array_split(ary, cuts, axis=a)
+
+
+def _cuts(given: Any) -> int | list[int]:
+    """Return a number of sections, or the positions at which to cut."""
+    given = given.tolist() if hasattr(given, "tolist") else given
+    return list(map(index, given)) if isinstance(given, Iterable) else index(given)
 
 
 def array_split(ary: TensorLike, indices_or_sections: Any, axis: int = 0) -> tuple[Tensor, ...]:
     """As :func:`split`, but sections may be unequal: the first ones are longer by 1.  Raises AxisError, ShapeError."""
-    ary = tensor("array_split", ary)
+    ary, cuts = tensor("array_split", ary), _cuts(indices_or_sections)
     a = normalize_axis("array_split", axis, ary.ndim)
     n = ary.shape[a]
-    if isinstance(indices_or_sections, Integral):
-        count = int(indices_or_sections)
-        if count < 1:
-            raise ShapeError(f"array_split: {count} sections; needs at least 1")
-        each, more = divmod(n, count)
-        bounds = [i * each + min(i, more) for i in range(count + 1)]
+    if isinstance(cuts, int):
+        if cuts < 1:
+            raise ShapeError(f"array_split: {cuts} sections; needs at least 1")
+        each, more = divmod(n, cuts)
+        bounds = [i * each + min(i, more) for i in range(cuts + 1)]
     else:
-        bounds = [0, *(slice(index(i)).indices(n)[1] for i in indices_or_sections), n]
+        bounds = [0, *(slice(i).indices(n)[1] for i in cuts), n]
     return tuple(own(section, ary) for section in _sections(ary, a, bounds))
 
 
@@ -168,7 +171,7 @@ def _shifts(shift: TensorLike | Sequence[int]) -> list[int | Tensor]:
 def tile(A: TensorLike, reps: Any) -> Tensor:
     """``A`` laid side by side ``reps`` times along each dimension (missing ones in front are 1)."""
     A = tensor("tile", A)
-    times = tuple(reps) if isinstance(reps, (tuple, list)) else (int(reps),)
+    times = shape_of(reps)
     ndim = max(A.ndim, len(times))
     times = (1,) * (ndim - len(times)) + times
     shape = (1,) * (ndim - A.ndim) + A.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any
 
 from tapegrad.core.aval import normalize_axis
@@ -132,7 +133,7 @@ def _statistic(x: Tensor, a: int, before: int, after: int, mode: str, lengths: A
     n = x.shape[a]
     statistics = []
     for length, width, last in ((lengths[0], before, False), (lengths[1], after, True)):
-        count = n if length is None or length > n else int(length)
+        count = n if length is None or length > n else index(length)
         if not count:
             raise ShapeError("pad: a stat_length of 0 leaves nothing to make elements from")
         part = x[(slice(None),) * a + (slice(n - count, None) if last else slice(count),)]

@@ -28,7 +28,7 @@ def reshape(x: TensorLike, shape: int | Sequence[int], order: str = "C", *, copy
     Raises ShapeError if the sizes differ.
     """
     x = x if type(x) is Tensor else tensor("reshape", x)
-    lengths = shape if type(shape) is tuple and _INTEGERS.issuperset(map(type, shape)) else _lengths("reshape", shape)
+    lengths = shape if type(shape) is tuple and _INTEGERS.issuperset(map(type, shape)) else _lengths(shape)
     if order != "C":
         if order != "F":
             raise ShapeError(f"reshape: order {order!r} is not C or F")
@@ -53,13 +53,21 @@ def flat_or_along(op: str, x: Tensor, axis: int | None) -> tuple[Tensor, int]:
     return (reshape(x, (x.size,)), 0) if axis is None else (x, normalize_axis(op, axis, x.ndim))
 
 
-def _lengths(op: str, shape: Any) -> tuple[int, ...]:
-    """A shape given as one length, as a sequence or as an array of integers.  Raises ShapeError."""
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """Return the shape that users give as one length, as a sequence or as an array of integers.
+
+    Raises TypeError for other numbers, of which public functions make an error that names them.
+    """
     lengths = shape.tolist() if hasattr(shape, "tolist") else shape
+    return tuple(map(index, lengths)) if isinstance(lengths, (tuple, list)) else (index(lengths),)
+
+
+def _lengths(shape: Any) -> tuple[int, ...]:
+    """Return a shape as :func:`shape_of` does.  Raises ShapeError."""
     try:
-        return tuple(map(index, lengths)) if isinstance(lengths, (tuple, list)) else (index(lengths),)
+        return shape_of(shape)
     except TypeError:
-        raise ShapeError(f"{op}: a shape is made of integers, got {shape!r:.60}") from None
+        raise ShapeError(f"reshape: a shape is made of integers, got {shape!r:.60}") from None
 
 
 permute_p = linear(
@@ -104,7 +112,7 @@ broadcast_p = linear(
 def broadcast_to(array: TensorLike, shape: int | Sequence[int]) -> Tensor:
     """``array`` repeated along new dimensions and those of length 1.  Raises ShapeError if it does not fit."""
     array = tensor("broadcast_to", array)
-    lengths = shape if type(shape) is tuple else _lengths("broadcast_to", shape)
+    lengths = shape if type(shape) is tuple else shape_of(shape)
     if broadcast_shapes("broadcast_to", array.shape, lengths) != lengths:
         raise ShapeError(f"broadcast_to: {array.shape} does not broadcast to {lengths}")
     if lengths == array.shape:

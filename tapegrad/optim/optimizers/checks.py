@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any, TypeVar
 
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, TapegradError
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
+T = TypeVar("T")
 
-def _number(who: object, name: str, value: Any) -> float:
+
+def number(who: object, name: str, value: Any) -> float:
     """``value`` if it compares with a number.  Raises NotATensorError with a remedy for variables and other things."""
     try:
         bool(value >= 0)
@@ -28,30 +31,37 @@ def _number(who: object, name: str, value: Any) -> float:
 
 def share(who: object, name: str, value: float) -> float:
     """``value`` if it is in [0, 1).  Raises TapegradError."""
-    if not 0 <= _number(who, name, value) < 1:
+    if not 0 <= number(who, name, value) < 1:
         raise TapegradError(f"{who}: wanted {name} in [0, 1), got {value!r}")
     return value
 
 
 def at_least(who: object, name: str, value: float, least: float) -> float:
     """``value`` if it is not less than ``least``.  Raises TapegradError."""
-    if not _number(who, name, value) >= least:
+    if not number(who, name, value) >= least:
         raise TapegradError(f"{who}: wanted {name} of at least {least}, got {value!r}")
     return value
 
 
 def positive(who: object, name: str, value: float | None) -> float | None:
     """``value`` if it is positive or None.  Raises TapegradError."""
-    if value is not None and not _number(who, name, value) > 0:
+    if value is not None and not number(who, name, value) > 0:
         raise TapegradError(f"{who}: wanted a positive {name}, got {value!r}")
     return value
 
 
 def count(who: object, name: str, value: int, least: int = 1) -> int:
     """``value`` if it is an integer of at least ``least``.  Raises TapegradError."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, (int, Integral)) or isinstance(value, bool) or value < least:
         raise TapegradError(f"{who}: wanted an integer of at least {least} for {name}, got {value!r}")
-    return value
+    return int(value)
+
+
+def listed(who: object, what: str, given: Iterable[T]) -> list[T]:
+    """Return ``given``, several of ``what``, as a list.  Raises NotATensorError for what is no iterable."""
+    if not isinstance(given, Iterable):
+        raise NotATensorError(f"{who}: wanted a list of {what}, got {type(given).__name__} {given!r:.60}")
+    return list(given)
 
 
 def named(variable: Variable) -> str:

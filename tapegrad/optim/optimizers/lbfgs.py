@@ -90,7 +90,7 @@ class LBFGS(Optimizer):
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Make the state of these variables.  Raises NotATensorError, and DTypeError, also for a half dtype."""
-        variables = list(variables)
+        variables = checks.listed(self, "variables", variables)
         for v in variables:
             if isinstance(v, Variable) and updates.wide(v.dtype) != v.dtype:
                 raise DTypeError(
@@ -120,7 +120,7 @@ class LBFGS(Optimizer):
         """
         if self.parts is not None:
             raise TapegradError(f"{self}: its state is not cut over ranks; minimize without tg.distributed.shard")
-        return unrecorded(_Search(self, loss, list(variables)).run)
+        return unrecorded(_Search(self, loss, checks.listed(self, "variables", variables)).run)
 
 
 class _Search:

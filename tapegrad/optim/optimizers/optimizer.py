@@ -186,7 +186,7 @@ class Optimizer(Named):
 
         Raises NotATensorError for what is no Variable, DTypeError for one whose dtype has no derivatives.
         """
-        for v in list(variables):
+        for v in checks.listed(self, "variables", variables):
             if id(v) in self._slots:
                 continue
             checks.trained(self, v)
@@ -261,7 +261,7 @@ class Optimizer(Named):
 
     def checked(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> list[tuple[Gradient, Variable]]:
         """A list of pairs.  Raises GradientError for what is no pair."""
-        pairs = list(grads_and_vars)
+        pairs = checks.listed(self, "pairs (gradient, variable)", grads_and_vars)
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise GradientError(f"{self}: wanted pairs (gradient, variable), got {type(pair).__name__}")
@@ -276,7 +276,12 @@ class Optimizer(Named):
         Raises GradientError (None, other number or shape, a variable twice, no gradients at all), DTypeError.
         """
         with optimizing():
-            unrecorded(self._apply, list(grads), list(variables), skip_none)
+            unrecorded(
+                self._apply,
+                checks.listed(self, "gradients", grads),
+                checks.listed(self, "variables", variables),
+                skip_none,
+            )
         STEPS.mark(BY_OPTIMIZER)
 
     def _apply(

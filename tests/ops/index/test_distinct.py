@@ -42,3 +42,12 @@ def test_gradients_go_to_the_first_of_equal_elements():
     assert tg.grad(lambda x: tg.sum(tg.unique(x) * tg.asarray([1.0, 2.0, 3.0])))(x).tolist() == [3, 1, 0, 2]
     check_grads(lambda x: tg.unique(x) ** 2, [np.array([3.0, 1.0, 2.0])])
     check_grads(lambda x, y: tg.union1d(x, y) ** 2, [np.array([3.0, 1.0]), np.array([2.0])])
+
+
+@pytest.mark.parametrize("name", ["union1d", "intersect1d", "setdiff1d", "setxor1d"])
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [([1, np.nan], [2, np.nan]), ([1, np.nan, np.nan], [2.0, 1]), ([np.nan], [np.nan] * 2), ([1j, np.nan], [2])],
+)
+def test_nan_equals_no_element_of_the_other_array(name, x, y):
+    np.testing.assert_array_equal(getattr(tg, name)(x, y), getattr(np, name)(x, y))

@@ -121,3 +121,24 @@ def test_means_of_integers_round_down(dtype: str, include_self: bool) -> None:
         result = f(x, 0, index, source, "mean", include_self=include_self)
         assert result.dtype == dtype
         np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "uint64", "float16", "float32"])
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_small_integers_are_reduced_as_by_numpy(name: str, dtype: str) -> None:
+    x = np.array([100, 100, 3, 0, 2], "int64").astype(dtype)
+    result = getattr(tg, f"segment_{name}")(x, [0, 0, 1, 1, 2], 3)
+    expected = [getattr(np, name)(part) for part in (x[:2], x[2:4], x[4:])]
+    assert result.dtype == expected[0].dtype
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_updates_keep_the_dtype() -> None:
+    x, source = np.array([100, 3], "int8"), np.array([100, 2], "int8")
+    for result, expected in (
+        (tg.index_add(x, 0, [0, 0], source), x + np.array([102, 0], "int8")),
+        (tg.index_reduce(x, 0, [1, 1], source, "prod"), np.array([100, 600]).astype("int8")),
+        (tg.asarray(x).at[tg.asarray([1, 1])].multiply(source), np.array([100, 600]).astype("int8")),
+    ):
+        assert result.dtype == "int8"
+        np.testing.assert_array_equal(result, expected)
