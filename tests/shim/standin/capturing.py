@@ -6,6 +6,7 @@ and ``end_capture`` says so; then the stream can be used again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable
@@ -80,6 +81,9 @@ def written(f: Callable[..., Any], *args: Any, stream: int | None = None, **kwar
     capture = of(stream)
     if capture is None:
         return False
+    if state.thread.tracing is not None:
+        state.thread.tracing.asked = True
+        return True
     args, kwargs = _loose(args), {key: _loose(value) for key, value in kwargs.items()}
 
     def work() -> None:
@@ -88,6 +92,52 @@ def written(f: Callable[..., Any], *args: Any, stream: int | None = None, **kwar
 
     capture.works.append(work)
     return True
+
+
+class _Trace:
+    """A call made for the shapes of its results: the memory that it was given, and whether it asked the stream."""
+
+    def __init__(self, allocator: Callable[[int], Any]):
+        self.allocator, self.lent, self.asked = allocator, [], False
+
+    def __call__(self, size: int) -> Any:
+        self.lent.append(pointer := self.allocator(size))
+        return pointer
+
+
+def recorded(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that makes new arrays become a part of a graph, in memory of the allocator in force.
+
+    On a capturing stream it is called for the shapes of its results, and writes nothing; each launch of the graph calls
+    it again and gives it the same memory.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        capture = of()
+        if capture is None or state.thread.tracing is not None:
+            return f(*args, **kwargs)
+        from . import pool
+
+        trace = state.thread.tracing = _Trace(pool.get_allocator())
+        try:
+            with pool.using_allocator(trace):
+                result = f(*args, **kwargs)
+        finally:
+            state.thread.tracing = None
+        if trace.asked:
+            lent = [_loose(pointer) for pointer in trace.lent]
+
+            def work(*args: Any, **kwargs: Any) -> None:
+                _check(tuple(pointer for pointer in lent if pointer.mem.size))
+                places = iter(lent)
+                with pool.using_allocator(lambda size: next(places)):
+                    f(*args, **kwargs)
+
+            written(work, *args, **kwargs)
+        return result
+
+    return call
 
 
 def _loose(value: Any) -> Any:
