@@ -320,6 +320,20 @@ def test_what_works_take_for_themselves_is_scratch_memory_of_the_program() -> No
     assert kinds()["malloc"] == 2  # the results
 
 
+def test_transforms_lie_between_graphs_which_do_not_keep_their_plans() -> None:
+    def program(function: Callable[..., Any]) -> Any:
+        f = function(lambda x: tg.abs(tg.fft.rfft(tg.tanh(x) @ x, axis=1)) @ tg.ones((9, 9), device="cuda"))
+        out = []
+        for k in range(5):
+            out.append(f(data(16, 16, seed=k)))
+            for n in range(3, 24):  # CuPy keeps the plans that were used last
+                tg.fft.fft(data(n)).numpy()
+        return out
+
+    (f,) = alike(program, (1, 3))
+    assert "one by one: rfft: " in f.explain(data(16, 16))
+
+
 def test_what_cupys_functions_take_is_scratch_memory_of_the_program() -> None:
     """Functions of CuPy's are a part of the one graph, and replays take nothing from the pool but results."""
 

@@ -103,6 +103,7 @@ TAKING = {
     "a choice": lambda cupy, x, i: cupy.where(x > 4, x, -x),
     "an index array": lambda cupy, x, i: x[i],
     "writes by an index array": _changed,
+    "a Fourier transform": lambda cupy, x, i: cupy.fft.irfft(cupy.fft.rfft(x), n=8),
     "another dtype and another order": lambda cupy, x, i: x.astype("f").reshape(2, 4).T.ravel().copy(),
 }
 
@@ -132,6 +133,22 @@ def test_what_takes_memory_is_captured_with_the_memory_of_the_allocator_in_force
         assert result.get().dtype == wanted.dtype and np.array_equal(result.get(), wanted)
         graphs = [entry.writes for entry in standin.events if entry.kind == "op" and entry.stream == stream.ptr]
         assert graphs and all(0 <= start - memory.data.ptr < memory.nbytes for ((start, _),) in graphs)
+
+
+def test_a_plan_of_a_transform_that_went_meanwhile(cupy: Any) -> None:
+    """CuPy drops the plan that was used longest ago, and its memory goes."""
+    x, y, stream = cupy.arange(8.0), cupy.zeros(8, complex), cupy.cuda.Stream(non_blocking=True)
+    memory = cupy.zeros(512)
+    with stream, cupy.cuda.using_allocator(lambda size: memory.data):
+        stream.begin_capture()
+        cupy.copyto(y, cupy.fft.fft(x))
+        graph = stream.end_capture()
+    graph.launch()
+    assert np.allclose(y.get(), np.fft.fft(np.arange(8.0)))
+    for n in range(10, 30):
+        cupy.fft.fft(cupy.ones(n))
+    with pytest.raises(standin.state.CUDARuntimeError, match="IllegalAddress"):
+        graph.launch()
 
 
 def test_memory_of_the_pool_that_went_meanwhile(cupy: Any) -> None:
@@ -175,6 +192,7 @@ def test_what_invalidates_a_capture(cupy: Any, stream: Any, what: str) -> None:
 CUPYS = {
     "a product": (NotImplementedError, lambda cupy, x, s: cupy.matmul(x, x)),
     "a product into an array": (NotImplementedError, lambda cupy, x, s: cupy.matmul(x, x, out=x)),
+    "a decomposition": (NotImplementedError, lambda cupy, x, s: cupy.linalg.qr(x)),
     "a copy to the host": (RuntimeError, lambda cupy, x, s: x.get()),
     "counting what is not zero": (RuntimeError, lambda cupy, x, s: cupy.where(x > 0)),
     "counting what a mask selects": (RuntimeError, lambda cupy, x, s: x[x > 0]),

@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from . import state
 
@@ -147,8 +148,11 @@ def _loose(value: Any) -> Any:
 
     if type(value) in (tuple, list):
         return type(value)(_loose(one) for one in value)
+    if type(value) is dict:
+        return {key: _loose(one) for key, one in value.items()}
     if isinstance(value, memory.MemoryPointer):
         mem = memory.UnownedMemory(value.mem.ptr, value.mem.size, None, value.device_id)
+        mem.lender = value.mem.lender or (None if isinstance(value.mem, memory.UnownedMemory) else ref(value.mem))
         return memory.MemoryPointer(mem, value.ptr - mem.ptr)
     if isinstance(value, ndarray):
         view = object.__new__(ndarray)
@@ -159,17 +163,18 @@ def _loose(value: Any) -> Any:
 
 
 def _check(value: Any) -> None:
-    """Raise if memory of an array has gone."""
+    """Raise if memory of an array has gone, even if there is other memory where it was."""
     from . import memory
     from .array import ndarray, span
 
-    if type(value) in (tuple, list):
-        for one in value:
+    if type(value) in (tuple, list, dict):
+        for one in value.values() if type(value) is dict else value:
             _check(one)
-    elif isinstance(value, memory.MemoryPointer):
-        memory.check_range(value.ptr, 1)
-    elif isinstance(value, ndarray) and value.size:
-        memory.check_range(*span(value))
+    elif isinstance(value, memory.MemoryPointer) or (isinstance(value, ndarray) and value.size):
+        pointer, (start, size) = (value.data, span(value)) if isinstance(value, ndarray) else (value, (value.ptr, 1))
+        if pointer.mem.lender is not None and pointer.mem.lender() is None:
+            memory.illegal()
+        memory.check_range(start, size)
 
 
 def begin(stream: Any, mode: int | None = None) -> None:

@@ -88,6 +88,7 @@ class _Thread(threading.local):
         self.handles: dict[int, int] = {}
         self.allocators: list = []
         self.tracing: Any = None
+        self.plans: dict[tuple, Any] = {}
 
 
 #: Streams on which something waits that will not come.
