@@ -38,7 +38,8 @@ class Graph:
         from .cuda import get_current_stream
 
         stream = stream or get_current_stream()
-        refuse(stream.ptr, "launching a graph")
+        if written(Graph.launch, self, stream=stream.ptr):
+            return
         state.log("graph", stream.ptr, name=str(self.graphExec))
         with stream:
             for work in self.works:
@@ -182,7 +183,7 @@ def begin(stream: Any, mode: int | None = None) -> None:
     if stream.ptr in (0, 1):
         raise RuntimeError("cannot capture on the default (legacy) stream")
     if stream.ptr in state.captures:
-        raise state.CUDARuntimeError(1, "cudaErrorInvalidValue: the stream is capturing already")
+        raise state.CUDARuntimeError(401, "cudaErrorIllegalState: the stream is capturing already")
     state.captures[stream.ptr] = Capture(stream)
 
 

@@ -199,6 +199,8 @@ def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def asfortranarray(a: Any, dtype: Any = None) -> ndarray:
+    if isinstance(a, ndarray) and a.ndim == 2 and a.dtype.char in "fdFD" and not a.flags.f_contiguous:
+        capturing.refuse(None, "calling cuBLAS API", NotImplementedError)
     return array(a, dtype, None, "F", ndmin=1)
 
 

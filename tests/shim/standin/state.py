@@ -84,6 +84,7 @@ class _Thread(threading.local):
     def __init__(self):
         self.device = 0
         self.streams: dict[int, list] = {}
+        self.entered: list[int] = []
         self.hooks: dict[str, Any] = {}
         self.handles: dict[int, int] = {}
         self.allocators: list = []
