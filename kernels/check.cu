@@ -14,8 +14,10 @@ TG_INLINE long long tg_signed(T x) {
 
 extern "C" __global__ void tg_within(const T* __restrict__ x, tg_check check, long long n) {
     const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+    tg_wrong wrong;
     for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
         const long long value = tg_signed(x[i]);
-        if (value < check.low || value > check.high) check.wrong(value);
+        if (value < check.low || value > check.high) wrong.add(value);
     }
+    check.tell(wrong);
 }

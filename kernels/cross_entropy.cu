@@ -12,6 +12,7 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_BLOCKS)
                      tg_check check, long long rows, long long width) {
     __shared__ W shared[TG_PARTIALS];
     const bool aligned = tg_aligned(x);
+    tg_wrong wrong;
     for (long long r = tg_first_row(); r < rows; r += tg_row_step()) {
         const T* row = x + r * width;
         tg_softmax_state state;
@@ -30,10 +31,11 @@ extern "C" __global__ void __launch_bounds__(TG_BLOCK, TG_BLOCKS)
                 out[r] = tg_store<T>(log(state.sum) + (state.most - tg_load(row[static_cast<long long>(label)])));
             } else {
                 out[r] = tg_store<T>(static_cast<W>(NAN));
-                check.wrong(r);
+                wrong.add(r);
             }
         }
     }
+    check.tell(wrong);
 }
 
 // (softmax(x) - onehot(label)) * g.  The labels have been checked on the way forward; one out of range matches nothing.

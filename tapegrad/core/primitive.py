@@ -252,6 +252,8 @@ class Opaque(Barrier):
     of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
     calls_user: bool = False  # whether impl calls a function of the user's, which may have effects
     gathers: bool = False  # whether it reads of its first operand no more than it writes
+    planned: bool = False
+    """Whether CuPy makes a plan for ``impl`` whose memory it may free later: a CUDA graph would still use it."""
 
     @property
     def at_once(self) -> bool:
@@ -413,6 +415,7 @@ class Fields(TypedDict, total=False):
     method: str  # of arrays, that gives the view
     reduce: str  # the ufunc of a reduction, which needs no impl
     gathers: bool
+    planned: bool
     cxx_drawn: str  # the template of what is drawn
     into: bool
     cuda: Function | None

@@ -69,6 +69,7 @@ def _declare(
         transpose=lambda ct, x, *, n, axis, norm: fitted(pull(ct, n, axis, norm), x.shape[axis], axis),
         lift=lift_axis,
         flops=_flops,
+        planned=True,
         samples=samples,
     )
 

@@ -213,7 +213,10 @@ class Capture(Dry):
             self._note(work.names, reads, outputs, temporaries, kept.calls, cost, effect=joint, made=made, once=once)
             self.steps[-1].moves = self._moves(work, outputs, temporaries)
             self.steps[-1].over = work.over if isinstance(work, make.Function) else None
-            self.steps[-1].asks_host = once or (not kept.keys and _has_live_numbers(work))
+            if once or (not kept.keys and _has_live_numbers(work)):
+                self.steps[-1].outside = "it asks the host at each call"
+            elif isinstance(work, make.Application) and isinstance(work.prim, Opaque) and work.prim.planned:
+                self.steps[-1].outside = "CuPy may free its plan before the graph"
         return outputs
 
     def _moves(self, work: Work, outputs: list[Array], temporaries: list[Array]) -> list[tuple[int, int]]:

@@ -160,12 +160,11 @@ class GraphReplay(Replay):
     def _first_outside(self, start: int) -> int:
         """The first step from ``start`` on that is known not to be captured."""
         steps = self.program.steps
-        return next((i for i in range(start, len(steps)) if steps[i].asks_host), len(steps))
+        return next((i for i in range(start, len(steps)) if steps[i].outside), len(steps))
 
     def _named(self, i: int, reason: str) -> str:
         step = self.program.steps[i]
-        why = "it asks the host at each call" if step.asks_host else reason
-        return f"{', '.join(step.names)}: {why}"
+        return f"{', '.join(step.names)}: {step.outside or reason}"
 
     def _captured(self, calls: list[list[Call]], start: int, end: int) -> tuple[Any, int, str]:
         """The graph of some steps; else None, the step that could not be captured, and why."""

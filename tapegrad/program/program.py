@@ -111,8 +111,8 @@ class Step:
     """What the captured call was doing (``memory/ledger/phase.py``)."""
     over: Callable[..., Callable[[Array], object]] | None = None
     """Where the result is the first array read, but for some elements: see ``Function`` (``engine/make.py``)."""
-    asks_host: bool = False
-    """Whether its calls ask the host for something each time: they are no part of a CUDA graph."""
+    outside: str = ""
+    """Why its calls are no part of a CUDA graph; empty: they may be."""
 
 
 Layouts = dict[int, dict[int, tuple[int, ...]]]

@@ -109,6 +109,10 @@ def test_arrays_of_the_library(cuda, cupy):
     assert tg.asarray(a.T).shape == (3, 2) and tg.asarray(a, dtype="float64").dtype == np.float64
     with cupy.cuda.Device(1):
         b = cupy.asarray(X)
+        for x in (X, 1.5, [1.0, 2.0]):  # the host's go to tapegrad's default device, not to CuPy's current one
+            assert tg.asarray(x, device="cuda").device.name == "cuda:0"
+            with tg.device("cuda:1"):
+                assert tg.asarray(x).device.name == "cuda:1"
     assert tg.asarray(b).device.name == "cuda:1"
     foreign = SimpleNamespace(__cuda_array_interface__=a.__cuda_array_interface__)
     same_bits(tg.asarray(foreign), a.get())

@@ -318,3 +318,70 @@ def test_what_works_take_for_themselves_is_scratch_memory_of_the_program() -> No
     standin.events.clear()
     f(x)
     assert kinds()["malloc"] == 2  # the results
+
+
+def test_transforms_lie_between_graphs_which_do_not_keep_their_plans() -> None:
+    def program(function: Callable[..., Any]) -> Any:
+        f = function(lambda x: tg.abs(tg.fft.rfft(tg.tanh(x) @ x, axis=1)) @ tg.ones((9, 9), device="cuda"))
+        out = []
+        for k in range(5):
+            out.append(f(data(16, 16, seed=k)))
+            for n in range(3, 24):  # CuPy keeps the plans that were used last
+                tg.fft.fft(data(n)).numpy()
+        return out
+
+    (f,) = alike(program, (1, 3))
+    assert "one by one: rfft: " in f.explain(data(16, 16))
+
+
+def test_what_cupys_functions_take_is_scratch_memory_of_the_program() -> None:
+    """Functions of CuPy's are a part of the one graph, and replays take nothing from the pool but results."""
+
+    def program(function: Callable[..., Any]) -> Any:
+        @function
+        def f(x: tg.Tensor) -> tg.Tensor:
+            n = x.shape[0]
+            places = tg.arange(n, dtype="float32", device="cuda") * tg.linspace(0.0, 1.0, n, device="cuda")
+            y = tg.cumsum(x, axis=0) @ tg.eye(n, device="cuda") + places
+            return tg.sum(tg.flip(tg.roll(y, 3, axis=1), axis=0) * x, axis=1)
+
+        out = []
+        for k in range(8):
+            out.append(f(data(16, 16, seed=k)))
+            data(64, 64) * 2  # takes and leaves memory of the pool between replays
+        return out
+
+    (f,) = alike(program, (1, 6))
+    told = f.explain(data(16, 16))
+    assert "as 1 CUDA graph" in told and "one by one" not in told
+    x = data(16, 16)
+    standin.events.clear()
+    f(x)
+    assert kinds()["malloc"] == 1  # the result
+
+
+def test_a_graph_of_cupys_functions_in_scratch_memory() -> None:
+    device: Any = asdevice("cuda")
+    xp, x, out = device.xp, data(100)._buffer.array, data(100, seed=1)._buffer.array
+    scratch = device.scratch()
+
+    def f() -> None:
+        scratch.restart()
+        xp.copyto(out, xp.cumsum(x * xp.arange(100, dtype="f")) + xp.linspace(0, 1, 100, dtype="f"))
+
+    with pytest.raises(GraphError, match="bytes are allocated"):
+        device.graph(f, scratch)
+    while scratch.lacks:
+        scratch.use(xp.empty(2 * scratch.lacks, "u1"))
+        try:
+            graph = device.graph(f, scratch)
+        except GraphError:
+            continue
+        break
+    for k in range(5):
+        values = np.random.default_rng(k).normal(size=100).astype("f")
+        x.set(values)
+        device.call(graph.launch)
+        replayed = out.get()
+        f()
+        assert replayed.tobytes() == out.get().tobytes()

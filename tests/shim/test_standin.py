@@ -264,6 +264,22 @@ def test_memory_hooks_pair(cupy, pool):
     assert seen == [(10, 512, seen[0][2]), (512, seen[0][2])]
 
 
+def test_streams_are_left_in_the_order_in_which_they_were_entered(cupy):
+    first = cupy.cuda.Stream()
+    with cupy.cuda.Device(1):
+        second = cupy.cuda.Stream()
+        second.__enter__()
+    first.__enter__()
+    first.__exit__()
+    second.__exit__()
+    for device in (0, 1):
+        assert cupy.cuda.get_current_stream(device).ptr == 0
+    with pytest.raises(TypeError):
+        cupy.cuda.get_current_stream(None)
+    with pytest.raises(ValueError, match="Timing"):
+        cupy.cuda.Event(interprocess=True)
+
+
 def test_streams_and_events_are_logged(cupy):
     standin.configure(stream_done=False)
     side, a = cupy.cuda.Stream(non_blocking=True), cupy.ones(4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -184,9 +185,11 @@ def test_launch(cupy, compiler):
 def test_launches_that_fail(cupy, compiler):
     kernel = cupy.RawKernel(DOUBLE, "twice")
     x = cupy.ones(4, "float32")
-    for args in ((x.get(), np.int32(4)), [x, np.int32(4)]):
+    for args in ((x.get(), np.int32(4)), [x, np.int32(4)], (SimpleNamespace(__cupy_get_ndarray__=lambda: x), 4)):
         with pytest.raises(TypeError):
             kernel((1,), (4,), args)
+    kernel((1,), (4,), (x, np.array([4], np.int32)))
+    assert x.tolist() == [2] * 4
     freed = cupy.ones(4, "float32")
     freed.data.mem.free()
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="freed"):

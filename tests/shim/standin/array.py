@@ -97,7 +97,7 @@ class ndarray(Operators):
         return fresh(np.zeros(self.shape, self.dtype)) if self.dtype.kind != "c" else self._seen_as(self._host.imag)
 
     real = property(_real, lambda self, value: operator.setitem(self.real, Ellipsis, value))
-    imag = property(_imag, lambda self, value: operator.setitem(self.imag, Ellipsis, value))
+    imag = property(capturing.recorded(_imag), lambda self, value: operator.setitem(self.imag, Ellipsis, value))
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> np.ndarray:
         """A copy in host memory."""
@@ -174,6 +174,7 @@ class ndarray(Operators):
             self._host[...] = np.asarray(value).astype(self.dtype)
         state.log("op", name="fill", writes=(span(self),))
 
+    @capturing.recorded
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
     ) -> ndarray:
@@ -184,6 +185,7 @@ class ndarray(Operators):
         with np.errstate(all="ignore"):
             return fresh(self._host.astype(dtype, order=order, casting=casting or "unsafe"), (self,), "astype", order)
 
+    @capturing.recorded
     def copy(self, order: str = "C") -> ndarray:
         return fresh(self._host.copy(order), (self,), "copy", order)  # type: ignore[arg-type]
 
@@ -195,14 +197,17 @@ class ndarray(Operators):
     def view(self, dtype: Any = None, type: Any = None) -> ndarray:
         return self._seen_as(self._host.view() if dtype is None else self._host.view(supported(dtype)))
 
+    @capturing.recorded
     def reshape(self, *shape: Any, order: str = "C") -> ndarray:
         host = self._host.reshape(*shape, order=order)  # type: ignore[call-overload]
         return adopt(host, (self,), "reshape") if self.size else self._seen_as(host)  # on the same device, too
 
+    @capturing.recorded
     def ravel(self, order: str = "C") -> ndarray:
         host = self._host.ravel(order)  # type: ignore[arg-type]
         return adopt(host, (self,), "ravel") if self.size else self._seen_as(host)
 
+    @capturing.recorded
     def flatten(self, order: str = "C") -> ndarray:
         return fresh(self._host.flatten(order), (self,), "flatten")  # type: ignore[arg-type]
 
@@ -270,7 +275,8 @@ def fresh(host: Any, operands: tuple = (), name: str = "", order: str = "C") -> 
     host = np.asarray(host)
     fortran = order == "F" or (order in "KA" and host.flags.fnc)
     array = ndarray(host.shape, host.dtype, order="F" if fortran else "C")
-    array._host[...] = host
+    if state.thread.tracing is None:
+        array._host[...] = host
     state.log("op", name=name, reads=tuple(span(one) for one in operands), writes=(span(array),))
     return array
 

@@ -6,10 +6,12 @@ and ``end_capture`` says so; then the stream can be used again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from . import state
 
@@ -36,7 +38,8 @@ class Graph:
         from .cuda import get_current_stream
 
         stream = stream or get_current_stream()
-        refuse(stream.ptr, "launching a graph")
+        if written(Graph.launch, self, stream=stream.ptr):
+            return
         state.log("graph", stream.ptr, name=str(self.graphExec))
         with stream:
             for work in self.works:
@@ -80,6 +83,9 @@ def written(f: Callable[..., Any], *args: Any, stream: int | None = None, **kwar
     capture = of(stream)
     if capture is None:
         return False
+    if state.thread.tracing is not None:
+        state.thread.tracing.asked = True
+        return True
     args, kwargs = _loose(args), {key: _loose(value) for key, value in kwargs.items()}
 
     def work() -> None:
@@ -90,6 +96,52 @@ def written(f: Callable[..., Any], *args: Any, stream: int | None = None, **kwar
     return True
 
 
+class _Trace:
+    """A call made for the shapes of its results: the memory that it was given, and whether it asked the stream."""
+
+    def __init__(self, allocator: Callable[[int], Any]):
+        self.allocator, self.lent, self.asked = allocator, [], False
+
+    def __call__(self, size: int) -> Any:
+        self.lent.append(pointer := self.allocator(size))
+        return pointer
+
+
+def recorded(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that makes new arrays become a part of a graph, in memory of the allocator in force.
+
+    On a capturing stream it is called for the shapes of its results, and writes nothing; each launch of the graph calls
+    it again and gives it the same memory.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        capture = of()
+        if capture is None or state.thread.tracing is not None:
+            return f(*args, **kwargs)
+        from . import pool
+
+        trace = state.thread.tracing = _Trace(pool.get_allocator())
+        try:
+            with pool.using_allocator(trace):
+                result = f(*args, **kwargs)
+        finally:
+            state.thread.tracing = None
+        if trace.asked:
+            lent = [_loose(pointer) for pointer in trace.lent]
+
+            def work(*args: Any, **kwargs: Any) -> None:
+                _check(tuple(pointer for pointer in lent if pointer.mem.size))
+                places = iter(lent)
+                with pool.using_allocator(lambda size: next(places)):
+                    f(*args, **kwargs)
+
+            written(work, *args, **kwargs)
+        return result
+
+    return call
+
+
 def _loose(value: Any) -> Any:
     """The same without what keeps memory alive."""
     from . import memory
@@ -97,8 +149,11 @@ def _loose(value: Any) -> Any:
 
     if type(value) in (tuple, list):
         return type(value)(_loose(one) for one in value)
+    if type(value) is dict:
+        return {key: _loose(one) for key, one in value.items()}
     if isinstance(value, memory.MemoryPointer):
         mem = memory.UnownedMemory(value.mem.ptr, value.mem.size, None, value.device_id)
+        mem.lender = value.mem.lender or (None if isinstance(value.mem, memory.UnownedMemory) else ref(value.mem))
         return memory.MemoryPointer(mem, value.ptr - mem.ptr)
     if isinstance(value, ndarray):
         view = object.__new__(ndarray)
@@ -109,17 +164,18 @@ def _loose(value: Any) -> Any:
 
 
 def _check(value: Any) -> None:
-    """Raise if memory of an array has gone."""
+    """Raise if memory of an array has gone, even if there is other memory where it was."""
     from . import memory
     from .array import ndarray, span
 
-    if type(value) in (tuple, list):
-        for one in value:
+    if type(value) in (tuple, list, dict):
+        for one in value.values() if type(value) is dict else value:
             _check(one)
-    elif isinstance(value, memory.MemoryPointer):
-        memory.check_range(value.ptr, 1)
-    elif isinstance(value, ndarray) and value.size:
-        memory.check_range(*span(value))
+    elif isinstance(value, memory.MemoryPointer) or (isinstance(value, ndarray) and value.size):
+        pointer, (start, size) = (value.data, span(value)) if isinstance(value, ndarray) else (value, (value.ptr, 1))
+        if pointer.mem.lender is not None and pointer.mem.lender() is None:
+            memory.illegal()
+        memory.check_range(start, size)
 
 
 def begin(stream: Any, mode: int | None = None) -> None:
@@ -127,7 +183,7 @@ def begin(stream: Any, mode: int | None = None) -> None:
     if stream.ptr in (0, 1):
         raise RuntimeError("cannot capture on the default (legacy) stream")
     if stream.ptr in state.captures:
-        raise state.CUDARuntimeError(1, "cudaErrorInvalidValue: the stream is capturing already")
+        raise state.CUDARuntimeError(401, "cudaErrorIllegalState: the stream is capturing already")
     state.captures[stream.ptr] = Capture(stream)
 
 

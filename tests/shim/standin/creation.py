@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import memory, state
+from . import capturing, memory, state
 from .array import fresh, ndarray, supported
 from .cuda import Device as _device
 from .cuda import ExternalStream
@@ -18,6 +18,7 @@ from .namespace import module, ranges
 UNSIGNED, BFLOAT = 1, 4
 
 
+@capturing.recorded
 def array(obj: Any, dtype: Any = None, copy: Any = True, order: Any = "K", subok: bool = False, ndmin: int = 0, *,
           blocking: bool = False) -> ndarray:  # fmt: skip
     """A device array of anything: only here do host values cross over."""
@@ -43,6 +44,7 @@ def array(obj: Any, dtype: Any = None, copy: Any = True, order: Any = "K", subok
             return module.stack([array(one) for one in obj]).astype(dtype or _common(obj), copy=False)
         if copy is False and isinstance(obj, np.ndarray):
             raise ValueError("Unable to avoid copy while creating an array as requested.")
+        capturing.refuse(None, "a copy from the host", RuntimeError)
         host = np.array(obj, dtype)
         supported(host.dtype)
         result = fresh(host, (), "", order or "K")
@@ -197,6 +199,8 @@ def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def asfortranarray(a: Any, dtype: Any = None) -> ndarray:
+    if isinstance(a, ndarray) and a.ndim == 2 and a.dtype.char in "fdFD" and not a.flags.f_contiguous:
+        capturing.refuse(None, "calling cuBLAS API", NotImplementedError)
     return array(a, dtype, None, "F", ndmin=1)
 
 

@@ -110,6 +110,8 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
         state.require_device()
+        if interprocess and not disable_timing:
+            raise ValueError("Timing must be disabled for interprocess events")
         self.ptr, self._mark, self._timing = 0xE000_0000 + next(_numbers), 0, not disable_timing
         self._capture: capturing.Capture | None = None
         self._stuck = False
@@ -177,12 +179,12 @@ class _Stream:
         state.require_device()
         if self.device_id not in (-1, state.thread.device):
             raise RuntimeError(f"This stream is only usable on device {self.device_id}")
-        stack = state.thread.streams.setdefault(state.thread.device, [])
-        stack.append(self)
+        state.thread.streams.setdefault(state.thread.device, []).append(self)
+        state.thread.entered.append(state.thread.device)
         return self
 
     def __exit__(self, *error):
-        state.thread.streams[state.thread.device].pop()
+        state.thread.streams[state.thread.entered.pop()].pop()
 
     def use(self):
         state.thread.streams[state.thread.device] = [self]
@@ -222,8 +224,8 @@ class _Stream:
         state.log("wait", self.ptr, event=event.ptr)
 
     def launch_host_func(self, callback: Any, arg: Any) -> None:
-        state.log("host function", self.ptr)
-        callback(arg)
+        if not capturing.written(_launch_host_func, callback, arg, stream=self.ptr):
+            _launch_host_func(callback, arg, self.ptr)
 
     def add_callback(self, callback: Any, arg: Any) -> None:
         state.log("host function", self.ptr)
@@ -285,9 +287,16 @@ def _default_stream(pointer: int) -> Stream:
 Stream.null, Stream.ptds = _default_stream(0), _default_stream(2)
 
 
-def get_current_stream(device_id: int | None = None) -> Any:
+def _launch_host_func(callback: Any, arg: Any, stream: int | None = None) -> None:
+    state.log("host function", stream)
+    callback(arg)
+
+
+def get_current_stream(device_id: int = -1) -> Any:
     """This thread's current stream on its current device."""
-    stack = state.thread.streams.get(state.thread.device if device_id is None else device_id)
+    if not isinstance(device_id, int):
+        raise TypeError("an integer is required")
+    stack = state.thread.streams.get(state.thread.device if device_id < 0 else device_id)
     return stack[-1] if stack else Stream.null
 
 

@@ -82,6 +82,10 @@ class RawModule:
         return kernel
 
 
+#: Arguments of a launch.
+TAKEN = (ndarray, memory.MemoryPointer, np.ndarray, np.generic, bool, int, float, complex)
+
+
 @functools.cache
 def _constants(code: str, name: str, count: int) -> frozenset[int]:
     """The places of a kernel's parameters that point to constants; none where the text does not show it."""
@@ -126,7 +130,9 @@ class RawKernel:
             raise CUDADriverError(1, "CUDA_ERROR_INVALID_VALUE: invalid argument")
         given, arrays, constant = [], [], _constants(self.code, self.name, len(args))
         for place, arg in enumerate(args):
-            if isinstance(arg, np.ndarray) and not (not arg.shape and arg.dtype.names):
+            if isinstance(arg, np.ndarray) and arg.size == 1 and not arg.dtype.names:
+                arg = arg.reshape(())[()]  # taken by value
+            if not isinstance(arg, TAKEN) or (isinstance(arg, np.ndarray) and arg.size != 1):
                 raise TypeError(f"Unsupported type {type(arg)}")
             if isinstance(arg, ndarray):
                 if getattr(arg.data.mem, "_segment", True) is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from . import namespace, state
+from . import capturing, memory, namespace, state
 from .array import adopt, ndarray, unwrap
 
 LINALG = """
@@ -44,6 +44,8 @@ lu_factor(a, overwrite_a=False, check_finite=True)
 solve_triangular(a, b, trans=0, lower=False, unit_diagonal=False, overwrite_b=False, check_finite=False)
 """
 OF_ONE_MATRIX = {"expm", "lu_factor", "lstsq"}
+#: Plans of cuFFT that a thread keeps.
+MOST_PLANS = 16
 SILENT = {"cholesky", "inv", "solve", "solve_triangular"}
 
 
@@ -78,6 +80,7 @@ def _function(name: str, signature: inspect.Signature, target: Callable, strict:
         positional = [options.pop(key) for key in list(options) if isinstance(options[key], np.ndarray)]
         state.require_compiler()
         if strict:
+            capturing.refuse(None, "calling cuSOLVER API", NotImplementedError)
             _check(name, found)
         with namespace.quiet():
             try:
@@ -90,6 +93,24 @@ def _function(name: str, signature: inspect.Signature, target: Callable, strict:
 
     call.__name__ = name
     call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+def _planned(transform: Callable) -> Callable:
+    """A transform as by cuFFT, whose plan has memory of its own; CuPy keeps the plans that were used last."""
+    run = capturing.recorded(lambda plan, args, kwargs: transform(*args, **kwargs))
+
+    @functools.wraps(transform)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        a, plans = given.pop("a"), state.thread.plans
+        key = (transform.__name__, state.thread.device, a.shape, a.dtype, *given.items())
+        plan = plans[key] = plans.pop(key, None) or memory.MemoryPointer(memory.Memory(512), 0)
+        if len(plans) > MOST_PLANS:
+            del plans[next(iter(plans))]
+        return run(plan, args, kwargs)
+
+    signature = inspect.signature(transform)
     return call
 
 
@@ -117,7 +138,8 @@ def build(module: Callable[..., types.ModuleType], modules: dict[str, types.Modu
     """Add the three modules to those there are."""
     cupy = modules["cupy"]
     linalg = module("cupy.linalg", LinAlgError=np.linalg.LinAlgError, **_filled(LINALG, np.linalg))
-    fft = module("cupy.fft", **_filled(FFT, np.fft, strict=False))
+    transforms = _filled(FFT, np.fft, strict=False)
+    fft = module("cupy.fft", **{name: _planned(transform) for name, transform in transforms.items()})
     top = module("cupyx.scipy.linalg", **_filled(SCIPY, _Late()))
     cupy.linalg, cupy.fft = linalg, fft  # type: ignore[attr-defined]
     scipy = modules.setdefault("cupyx.scipy", module("cupyx.scipy", __path__=[]))

@@ -6,7 +6,7 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -45,6 +45,11 @@ def check_range(pointer: int, size: int) -> None:
     for memory in list(live.values()):
         if memory.ptr <= pointer and pointer + size <= memory.ptr + memory.size:
             return
+    illegal()
+
+
+def illegal() -> NoReturn:
+    """Raise as for an access to memory that is not there."""
     raise state.CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access was encountered")
 
 
@@ -101,6 +106,8 @@ class BaseMemory:
     """Memory on a device: where, how much, and which device."""
 
     ptr, size, device_id = 0, 0, -1
+    #: Of a graph's address: a reference to the memory that was there.
+    lender: Any = None
 
     @property
     def device(self):

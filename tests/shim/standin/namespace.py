@@ -42,6 +42,17 @@ FACTS = {"ndim", "shape", "size", "result_type", "can_cast", "common_type", "iss
 VIEWS = {"transpose": 0, "broadcast_to": 0, "reshape": 0, "einsum": 1}
 """What looks at an array of any device, whichever is current, and which argument that is."""
 TABLE = Path(__file__).with_name("signatures.txt")
+#: CuPy reads something back to find the result's size, or checks values on the host.
+READING = set(
+    "argwhere bincount compress delete digitize extract flatnonzero histogram histogram2d histogramdd mask_indices "
+    "nonzero piecewise place polyfit ravel_multi_index roots tril_indices tril_indices_from trim_zeros triu_indices "
+    "triu_indices_from".split()
+)
+#: These sort by Thrust, which waits for its stream.
+SORTING = set(
+    "argpartition argsort intersect1d isin lexsort median nanmedian partition percentile quantile setdiff1d setxor1d "
+    "sort sort_complex union1d unique unique_all unique_counts unique_inverse unique_values".split()
+)
 ARRAY_FIRST = {"a", "x", "m", "arr", "ary", "array"}
 
 
@@ -63,6 +74,7 @@ class ufunc:
     def __repr__(self) -> str:
         return f"<ufunc '{self.name}'>"
 
+    @capturing.recorded
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for one in args:
             if hasattr(one, "__cupy_override_elementwise_kernel__"):
@@ -97,6 +109,7 @@ class ufunc:
             raise NotImplementedError(f"`{self.name}.accumulate` is not supported yet")
         return getattr(array, "cumsum" if self.__name__ == "add" else "cumprod")(axis, dtype, out)
 
+    @capturing.recorded
     def reduceat(self, array: Any, indices: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
         if self.__name__ != "add":
             raise NotImplementedError(f"`{self.name}.reduceat` is not supported yet")
@@ -133,6 +146,7 @@ def _function(name: str, signature: str) -> Any:
     accepts, target = inspect.signature(scope[name]), getattr(np, name)
     first = next(iter(accepts.parameters), "")
 
+    @capturing.recorded
     @functools.wraps(scope[name])
     def call(*args: Any, **kwargs: Any) -> Any:
         accepts.bind(*args, **kwargs)
@@ -146,6 +160,10 @@ def _function(name: str, signature: str) -> Any:
             view = target(*(one._host if isinstance(one, ndarray) else one for one in args), **kwargs)
             if np.may_share_memory(view, array._host):
                 return adopt(view, (array,), name)
+        if name in SORTING:
+            capturing.refuse(None, f"{name} waits for its stream")
+        if name in READING or (name == "where" and len(args) == 1):
+            capturing.refuse(None, f"{name} reads from the device, which", RuntimeError)
         out = args[0] if name == "copyto" else kwargs.get("out")
         if isinstance(out, ndarray) and name not in PRODUCTS and capturing.written(call, *args, **kwargs):
             return None if name == "copyto" else out
@@ -189,6 +207,7 @@ def _method(name: str) -> Any:
 
 def _in_place(name: str) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        capturing.refuse(None, f"{name} waits for its stream")
         getattr(self._host, name)(*args, **kwargs)
         state.log("op", name=name, reads=ranges([self]), writes=ranges([self]))
 

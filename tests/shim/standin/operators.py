@@ -64,6 +64,7 @@ class Operators:
 
     __slots__ = ()
 
+    @capturing.recorded
     def __getitem__(self: Any, index: Any) -> Any:
         from .array import fresh
 
@@ -75,17 +76,16 @@ class Operators:
     def __setitem__(self: Any, index: Any, value: Any) -> None:
         from .array import ndarray, span, unwrap
 
+        given = index
         index, advanced, used = self._index(index)
-        if not advanced:
-            target = self[index]
-            if not isinstance(value, ndarray):
-                target.fill(value)
-                return
-            if capturing.written(Operators.__setitem__, self, index, value):
-                return
-        elif not isinstance(value, ndarray):
+        if not advanced and not isinstance(value, ndarray):
+            self[index].fill(value)
+            return
+        if not isinstance(value, ndarray):
             # Only with an index array is a list, or a NumPy array, carried to the device.
             value = function("array")(value, dtype=self.dtype)
+        if capturing.written(Operators.__setitem__, self, given, value):
+            return
         with np.errstate(all="ignore"):
             host = unwrap(value, used)
             while host.ndim and host.shape[0] == 1:
@@ -110,6 +110,8 @@ class Operators:
             if one.dtype.kind not in "biu":
                 raise IndexError("arrays used as indices must be of integer or boolean type. "
                                  f"(actual: {one.dtype.type})")  # fmt: skip
+            if one.dtype.kind == "b":
+                capturing.refuse(None, "counting what a mask selects", RuntimeError)
             used.append(one)
             given[place] = one._host
         if used:
@@ -128,9 +130,12 @@ class Operators:
 
         if isinstance(value, np.ndarray):
             raise TypeError(f"Unsupported type {type(value)}")
+        given = index
         index, _, used = self._index(index)
         if name in ("add", "subtract") and self.dtype.name not in SUMMED:
             raise TypeError(f"scatter_add only supports {', '.join(sorted(SUMMED))}, as data type")
+        if capturing.written(Operators._scatter, self, name, given, value):
+            return
         host = unwrap(value, used) if isinstance(value, ndarray) else np.asarray(value, self.dtype)
         with np.errstate(all="ignore"):
             getattr(np, name).at(self._host, index, host.astype(self.dtype))

@@ -84,9 +84,12 @@ class _Thread(threading.local):
     def __init__(self):
         self.device = 0
         self.streams: dict[int, list] = {}
+        self.entered: list[int] = []
         self.hooks: dict[str, Any] = {}
         self.handles: dict[int, int] = {}
         self.allocators: list = []
+        self.tracing: Any = None
+        self.plans: dict[tuple, Any] = {}
 
 
 #: Streams on which something waits that will not come.
@@ -173,7 +176,7 @@ def _require_uncaptured(kind: str, name: str, stream: int) -> None:
     """Raise for what a capture does not bear, or this stand-in cannot write down."""
     from . import capturing
 
-    if kind in ("free", "pin", "unpin", "event done"):
+    if kind in ("malloc", "free", "pin", "unpin", "event done"):
         return
     capturing.refuse(stream, f"{kind} {name}".strip())
     for pointer, capture in captures.items():
@@ -186,6 +189,9 @@ def log(kind: str, stream: int | None = None, **fields: Any) -> None:
     """Note one operation, on the current stream unless told otherwise."""
     if kind not in ("free", "unpin"):
         require_sound()
+    if kind == "op" and thread.tracing is not None:  # done by the launches of a graph
+        thread.tracing.asked = True
+        return
     if captures:
         _require_uncaptured(kind, fields.get("name", ""), stream_pointer() if stream is None else stream)
     entry = Entry(kind, stream_pointer() if stream is None else stream, device=thread.device, **fields)
