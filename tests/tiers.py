@@ -74,12 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Progress:
-    """Name the folder whose tests end, on a terminal as they do, elsewhere at every twentieth of the run."""
+    """Name the folder whose tests end, on a terminal as they do, elsewhere every half a minute."""
 
     def __init__(self, terminal: Any) -> None:
         self.terminal = terminal
-        self.total = self.done = self.failed = self.shown = 0
-        self.start = time.monotonic()
+        self.total = self.done = self.failed = 0
+        self.start = self.shown = time.monotonic()
 
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self.total, self.start = len(ids), time.monotonic()
@@ -100,12 +100,12 @@ class Progress:
         if report.when != "teardown":
             return
         self.done += 1
-        share = 20 * self.done // max(self.total, 1)
+        now = time.monotonic()
         if self.terminal.isatty:
             self.terminal.rewrite(self.line(report.nodeid), erase=True)
-        elif share > self.shown:
+        elif now > self.shown + 30 or self.done == self.total:
             self.terminal.write_line(self.line(report.nodeid))
-        self.shown = share
+            self.shown = now
 
     def line(self, nodeid: str) -> str:
         """Return the line of the moment in which a test ends."""
