@@ -16,7 +16,7 @@ from tapegrad.distributed.group import Group, of
 from tapegrad.random import Generator
 from tapegrad.saving import files, folders, index
 from tapegrad.saving.entries import ArrayEntry, Entry, TextEntry, of_json, problems, require_fit
-from tapegrad.saving.files import Index, SavedArray
+from tapegrad.saving.files import Index, Piece, SavedArray
 from tapegrad.saving.index import Plan, Written
 from tapegrad.saving.progress import progress
 from tapegrad.saving.together import Rounds, Work, rounds, run
@@ -40,7 +40,7 @@ def save(dir: Path, tree: Any, *, overwrite: bool = False, group: Group | None =
     ``dir`` exists, DistributedError where a rank fails in another way; nothing is left then.
     """
     path, group = os.fspath(dir), of(group)
-    run(group, "save", path, _save(path, tree, overwrite, group))
+    run(group.exchange_objects, "save", path, _save(path, tree, overwrite, group))
 
 
 def _save(path: str, tree: Any, overwrite: bool, group: Group) -> Work[None]:
@@ -53,7 +53,7 @@ def _save(path: str, tree: Any, overwrite: bool, group: Group) -> Work[None]:
         title = f"save {os.path.basename(path)}"
         written = yield from rounds(_write(folder, title, entries, planned, group))
         if group.rank == 0:
-            sizes = {index.shard_name(rank, group.size): w.file["bytes"] for rank, w in enumerate(written)}
+            sizes = {index.shard_name(rank, group.size): file["bytes"] for rank, (file, _) in enumerate(written)}
             folders.commit(staged, path, index.text_of(manifests, planned, written), sizes)
     except BaseException:
         if group.rank == 0:
@@ -68,10 +68,10 @@ def _write(folder: str, title: str, entries: dict[str, Entry], planned: Plan, gr
     path = os.path.join(folder, index.shard_name(group.rank, group.size))
     with progress(title, sum(array.nbytes for array in own.values()), group.rank == 0) as advance:
         file, pieces = yield from files.write(path, own, {"format": "tapegrad-2"}, advance)
-    checksums = {name: piece.crc32 or [] for name, piece in pieces.items()}
     for name in arrays.keys() - own.keys():
-        checksums[name] = [crc32(block) for block in files.blocks(arrays[name].read())]
-    return Written(file, pieces, checksums)
+        checksums = [crc32(block) for block in files.blocks(arrays[name].read())]
+        pieces[name] = Piece("", 0, arrays[name].slice, checksums)
+    return file, pieces
 
 
 def require_writable(dir: Path, *, group: Group | None = None) -> None:
@@ -96,7 +96,7 @@ def _first(op: str, path: str, group: Group, step: Callable[[], Any]) -> Any:
         results = yield step() if group.rank == 0 else None
         return results[0]
 
-    return run(group, op, path, work())
+    return run(group.exchange_objects, op, path, work())
 
 
 def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | None = None) -> Any:
@@ -119,7 +119,7 @@ def load(dir: Path, tree: Any = None, *, strict: bool = True, group: Group | Non
 def load_needed(dir: Path, tree: Any, needed: Callable[[str], bool], group: Group | None = None) -> Any:
     """As :func:`load`, which is strict about the names that are ``needed``."""
     path, group = os.fspath(dir), of(group)
-    return run(group, "load", path, _load(path, tree, needed, group))
+    return run(group.exchange_objects, "load", path, _load(path, tree, needed, group))
 
 
 def _load(path: str, tree: Any, needed: Callable[[str], bool], group: Group) -> Work[Any]:

@@ -46,12 +46,8 @@ class Slice(NamedTuple):
 Plan = dict[str, list[Slice]]
 
 
-class Written(NamedTuple):
-    """What a rank has written, and checksums of all that it has."""
-
-    file: dict[str, int]
-    pieces: dict[str, Piece]
-    checksums: dict[str, list[int]]
+Written = tuple[dict[str, int], dict[str, Piece]]
+"""What an index says of the file of a rank, and a piece of each array that the rank has, whoever writes it."""
 
 
 def shard_name(rank: int, size: int) -> str:
@@ -137,24 +133,26 @@ def _covers(slices: Any, size: int) -> bool:
 
 def text_of(manifests: Sequence[Manifest], planned: Plan, written: Sequence[Written]) -> str:
     """The text of the index.  Raises SaveError where ranks that should have the same elements have others."""
-    size, first = len(manifests), manifests[0]
+    size, first, parts = len(manifests), manifests[0], [pieces for _, pieces in written]
     tensors: dict[str, dict[str, Any]] = {}
     for name, slices in planned.items():
-        for _, _, writer, holders in slices:
+        pieces = [parts[s.writer][name] for s in slices]
+        for (_, _, writer, holders), piece in zip(slices, pieces):
             for rank in holders:
-                if written[rank].checksums[name] != written[writer].checksums[name]:
+                if parts[rank][name].crc32 != piece.crc32:
                     raise SaveError(
                         f"save: {name} is not the same on ranks {writer} and {rank}; make it so (broadcast), or give "
                         "it as a sharded value"
                     )
-        pieces = [written[s.writer].pieces[name]._asdict() for s in slices]
-        tensors[name] = {"shape": first[name].shape, "dtype": first[name].dtype, "pieces": pieces}
+        tensors[name] = {
+            "shape": first[name].shape, "dtype": first[name].dtype, "pieces": [piece._asdict() for piece in pieces],
+        }  # fmt: skip
         if first[name].dtype == files.PAIRS:
             tensors[name]["stored"] = "pairs of a real and an imaginary part, along another axis"
     values = {name: _text([m[name] for m in manifests]) for name in first if name not in planned}
     body: dict[str, Any] = {
         "format": _FORMAT, "version": _VERSION, "world_size": size, "block_bytes": files.BLOCK_BYTES,
-        "files": {shard_name(rank, size): w.file for rank, w in enumerate(written)},
+        "files": {shard_name(rank, size): file for rank, (file, _) in enumerate(written)},
         "tensors": tensors, "values": values,
     }  # fmt: skip
     if all(len(slices) == 1 for slices in planned.values()):  # as Hugging Face's index of several files

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tapegrad.errors import DistributedError, SaveError, SaveExistsError, SaveFileError, SaveMissingError
 from tapegrad.saving.disk import numbered, of_system
@@ -14,21 +14,6 @@ Work = Generator[Any, list[Any], T]
 """Work that meets the other ranks: ``yield x`` gives what each of them yields, by rank; ``yield error`` fails."""
 Rounds = Generator[None, None, T]
 """Work of this rank that yields now and then."""
-
-
-class Ranks(Protocol):
-    """The part of a group that saving needs."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this one."""
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-
-    def exchange_objects(self, x: object) -> list[Any]:
-        """What each rank gives, by rank."""
 
 
 class _Failure(NamedTuple):
@@ -42,9 +27,10 @@ class _Failure(NamedTuple):
 _KINDS = {kind.__name__: kind for kind in (SaveFileError, SaveMissingError, SaveExistsError)}
 
 
-def run(group: Ranks, op: str, path: str, work: Work[T]) -> T:
+def run(exchange: Callable[[object], list[Any]], op: str, path: str, work: Work[T]) -> T:
     """Do ``work`` on every rank, and return its result.  They meet at its end, too.
 
+    exchange: gives what each rank gives, by rank.
     Where it fails on any rank it is closed on the others, and all wait until their ``finally`` blocks are done.
     Raises the exception of this rank, an OSError as SaveFileError with the ``path`` and a remedy; on the other ranks
     the same SaveError, which names the rank, or DistributedError.
@@ -63,11 +49,11 @@ def run(group: Ranks, op: str, path: str, work: Work[T]) -> T:
             except Exception as e:
                 value, error = None, of_system(op, path, e) if isinstance(e, OSError) else e
             failure = error and _Failure(type(error).__name__, str(error), getattr(error, "errno", None))
-            heard = group.exchange_objects((value, failure))
+            heard = exchange((value, failure))
             failed = [(rank, failure) for rank, (_, failure) in enumerate(heard) if failure is not None]
             if failed:
                 work.close()
-                group.exchange_objects(None)
+                exchange(None)
                 raise error if error is not None else _of_other(op, *failed[0])
             if ended:
                 return result  # type: ignore[return-value]

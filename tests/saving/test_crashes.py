@@ -101,9 +101,11 @@ def save_folder(path: Path, value: int) -> None:
     """By two ranks, which are threads."""
     x = X * value
     tree = lambda rank: {"part": part_of(x, rank, 2), "whole": x, "value": value}
-    for error in on_ranks(2, lambda group: D.save(path, tree(group.rank), overwrite=True, group=group)):
-        if error is not None:
-            raise error
+    errors = on_ranks(2, lambda group: D.save(path, tree(group.rank), overwrite=True, group=group))
+    if errors != [None, None]:
+        assert sum(": rank " in str(error) for error in errors) == 1  # of the other one
+        assert {error.errno for error in errors} == {errno.ENOSPC}
+        raise errors[1]
 
 
 def load_folder(path: Path) -> int:

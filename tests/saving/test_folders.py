@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import itertools
 import json
 import math
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from distributed.saved_values import (
-    FullDisk,
     Model,
     Part,
     ThreadGroup,
@@ -496,33 +494,6 @@ def test_ranks_whose_trees_do_not_go_together(tmp_path: Path, tree: Any, says: s
         with pytest.raises(SaveError, match=says):
             raise error
     assert visible(tmp_path) == []
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", [*(shard_name(rank, 3) for rank in range(3)), "index.json"])
-def test_a_disk_that_is_full_on_one_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, overwrite: bool
-) -> None:
-    tree = {f"x{i}": np.full(100, i) for i in range(6)}
-    if overwrite:
-        D.save(tmp_path / "s", {"old": 1})
-    plain = builtins.open
-
-    def limited(path: Any, *args: Any, **options: Any) -> Any:
-        file = plain(path, *args, **options)
-        return FullDisk(file, 1000) if isinstance(path, str) and os.path.basename(path) == name else file
-
-    monkeypatch.setattr(builtins, "open", limited)
-    errors = on_ranks(3, lambda group: D.save(tmp_path / "s", tree, group=group, overwrite=overwrite))
-    monkeypatch.undo()
-    failing = int(name[6:11]) if name != "index.json" else 0
-    for rank, error in enumerate(errors):
-        assert isinstance(error, SaveFileError) and error.errno == errno.ENOSPC
-        assert "No space left on device; free some space" in str(error)
-        assert (f"rank {failing}: " in str(error)) == (rank != failing)
-    assert visible(tmp_path) == (["s"] if overwrite else [])
-    if overwrite:
-        assert D.load(tmp_path / "s") == {"old": 1}
 
 
 @pytest.mark.parametrize("failing", [0, 1])
