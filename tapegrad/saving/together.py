@@ -54,7 +54,10 @@ def run(exchange: Callable[[object], list[Any]], op: str, path: str, work: Work[
             if failed:
                 work.close()
                 exchange(None)
-                raise error if error is not None else _of_other(op, *failed[0])
+                try:
+                    raise error if error is not None else _of_other(op, *failed[0])
+                finally:
+                    del error, value  # else this frame and the error keep each other, and all arrays that were read
             if ended:
                 return result  # type: ignore[return-value]
             answer = [value for value, _ in heard]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -524,6 +526,20 @@ def test_nothing_is_left_when_any_rank_hears_of_a_failure(
         return visible(tmp_path)
 
     assert on_ranks(3, save) == [[], [], []]
+
+
+def test_an_error_keeps_nothing_alive(tmp_path: Path) -> None:
+    part = Broken(np.ones(9), 0, 9)
+    alive = weakref.ref(part)
+    gc.disable()  # counting references is enough
+    try:
+        D.save(tmp_path / "s", {"x": part})
+    except ZeroDivisionError:
+        del part
+        assert alive() is not None  # by the frames of the error
+    finally:
+        gc.enable()
+    assert alive() is None
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
