@@ -191,10 +191,6 @@ class SaveExistsError(SaveFileError, FileExistsError):
     """There is something of that name that is not replaced."""
 
 
-class MissingSafetensorsError(TapegradError, ImportError):
-    """The package safetensors is not installed."""
-
-
 class CapturedTensorWarning(UserWarning):
     """A function with a custom gradient uses a watched tensor that is not among its arguments: it gets no gradient."""
 

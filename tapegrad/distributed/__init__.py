@@ -8,6 +8,7 @@ from tapegrad.distributed.collectives.blocks import all_gather, gather, reduce_s
 from tapegrad.distributed.collectives.exchanges import all_to_all, shift
 from tapegrad.distributed.collectives.pairs import recv, send
 from tapegrad.distributed.collectives.reductions import all_reduce, broadcast, reduce
+from tapegrad.distributed.contents import Sharded
 from tapegrad.distributed.data_parallel import (
     GradientTape,
     broadcast_variables,
@@ -18,7 +19,7 @@ from tapegrad.distributed.data_parallel import (
 )
 from tapegrad.distributed.grids import Grid, gather_field, halo_exchange, interior, scatter_field
 from tapegrad.distributed.group import Group, barrier, init, world
-from tapegrad.distributed.saving import Sharded, load, save
+from tapegrad.distributed.saving import load, save
 from tapegrad.distributed.sharding import ShardedGradient, shard
 from tapegrad.spellings import open_to_users
 

@@ -8,8 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import tapegrad.random as random
-from tapegrad.distributed.saving import require_writable, save
-from tapegrad.distributed.saving.checkpoint import load_needed
+from tapegrad.distributed.saving import exists, load_needed, require_writable, save
 from tapegrad.errors import TapegradError
 from tapegrad.training.fit import Callback, Run
 
@@ -43,7 +42,7 @@ class Checkpoint(Callback):
             raise TapegradError("Checkpoint: a training has one alone; save to other places in a callback of your own")
         if run.callbacks[-1] is not self:
             raise TapegradError("Checkpoint: give it as the last callback, so that it saves what the others have done")
-        if self.resume and os.path.isdir(self.dir):
+        if self.resume and exists(self.dir):
             contents = load_needed(self.dir, self._whole(run, ""), lambda name: name.partition("/")[0] != "callbacks")
             run.load_state_dict(json.loads(contents["run"]))
         require_writable(self.dir)  # not after the first epoch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -75,28 +73,6 @@ class Part:
 def part_of(whole: Any, rank: int, size: int) -> Part:
     """About as many elements for each rank, in their order."""
     return Part(whole, whole.size * rank // size, whole.size * (rank + 1) // size)
-
-
-class FullDisk:
-    """A file that takes some bytes and no more."""
-
-    def __init__(self, file: Any, room: int) -> None:
-        self._file, self._room = file, room
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> FullDisk:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._file.close()
-
-    def write(self, data: Any) -> int:
-        self._room -= len(data)
-        if self._room < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return int(self._file.write(data))
 
 
 class Model(nn.Layer):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +148,35 @@ def test_callbacks_may_come_and_go_between_runs(tmp_path: Path) -> None:
     assert again.count == 5
 
 
+def test_a_process_killed_while_the_folder_is_replaced_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two renames the old folder steps aside: the next run goes on from it, as ``load`` would."""
+    rename = os.rename
+
+    def renamed(old: str, new: str) -> None:
+        if not (tmp_path / "runs" / "c").exists():
+            shutil.copytree(tmp_path / "runs", tmp_path / "killed")
+        rename(old, new)
+
+    made = Made()
+    (tmp_path / "runs").mkdir()
+    keep = training.Checkpoint(tmp_path / "runs" / "c", made.tree)
+    training.fit(made.step, made.data, 1, callbacks=[keep])
+    monkeypatch.setattr(os, "rename", renamed)
+    training.fit(made.step, made.data, 2, callbacks=[keep])
+    monkeypatch.undo()
+    assert not (tmp_path / "killed" / "c").exists()
+    epochs: list[int] = []
+
+    class Begin(training.Callback):
+        def on_begin(self, run: Any) -> None:
+            epochs.append(run.epoch)
+
+    other = Made()
+    keep = training.Checkpoint(tmp_path / "killed" / "c", other.tree)
+    history = training.fit(other.step, other.data, 2, callbacks=[Begin(), keep])
+    assert epochs == [1] and len(history) == 2 and other.bits() == made.bits()
+
+
 class Late(After):
     """Ends it at the beginning of the next step's callbacks: what was saved is the step before."""
 
@@ -153,14 +185,14 @@ def test_checkpoints_of_epochs_and_of_another_training(tmp_path: Path) -> None:
     made = Made()
     saved: list[int] = []
 
-    class Watch(training.Checkpoint):
-        def _save(self, run: Any) -> None:
-            saved.append(run.step)
-            super()._save(run)
+    class Watch(training.Callback):
+        def on_step_end(self, run: Any) -> None:
+            if (tmp_path / "c").exists():
+                saved.append(json.loads(tg.distributed.load(tmp_path / "c")["run"])["step"])
 
-    keep = Watch(tmp_path / "c", made.tree, every_epochs=2)
-    training.fit(made.step, made.data, 5, callbacks=[keep])
-    assert saved == [12, 24]
+    keep = training.Checkpoint(tmp_path / "c", made.tree, every_epochs=2)
+    training.fit(made.step, made.data, 5, callbacks=[Watch(), keep])
+    assert saved == [12] * 12 + [24] * 6
     other = Made()
     with pytest.raises(SaveError):
         training.fit(other.step, other.data, callbacks=[training.Checkpoint(tmp_path / "c", {"x": tg.Variable(1.0)})])

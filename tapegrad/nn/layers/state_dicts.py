@@ -9,6 +9,7 @@ from tapegrad import ops
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import NotATensorError
 from tapegrad.nn.layers import saving
+from tapegrad.saving.entries import problems, require_fit
 from tapegrad.tensor import Tensor, TensorLike
 from tapegrad.variable import Variable
 
@@ -50,9 +51,8 @@ def put(what: str, variables: saving.Named, state: Mapping[str, TensorLike], str
     wanted, given = dict(variables), {name: ops.asarray(x) for name, x in state.items()}
     found = Differences([n for n in wanted if n not in given], [n for n in given if n not in wanted])
     both = given if strict else {name: x for name, x in given.items() if name in wanted}
-    problems = list(saving.problems(wanted if strict else {n: wanted[n] for n in both}, both, "the state"))
-    if problems:
-        raise saving.does_not_fit("load_state_dict: the state", what, problems)
+    required = wanted if strict else {n: wanted[n] for n in both}
+    require_fit("load_state_dict: the state", what, problems(required, both, "the state"))
     for name, x in both.items():
         wanted[name].assign(x.to_device(wanted[name].device))
     return found

@@ -241,9 +241,7 @@ class Optimizer(Named):
         unless all fits.  Raises SaveError, which lists what is missing, unexpected, of another shape or dtype.
         """
         variables = self._named(of)
-        having = {name.split("/", 1)[1] for name in state if "/" in name}
-        new = [v for path, v in variables if path in having and id(v) not in self._slots]
-        self.build(new)
+        new = saving.build_state(self, variables, state)
         try:
             own = saving.state_of(self, variables, "what load_state_dict was given")
             return state_dicts.put(str(self), own, state, strict)
