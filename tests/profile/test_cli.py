@@ -21,7 +21,7 @@ from tapegrad.profile.runs import save
 from tapegrad.profile.runs.file import RunFileError
 from tests.profile.plan.made import training
 
-NAMES = ["profile", "report", "plan", "compare", "top", "bench", "demo", "doctor", "completion", "run"]
+NAMES = ["profile", "report", "plan", "compare", "top", "demo", "doctor", "completion", "run"]
 SCRIPT = "import sys; from tapegrad.profile.cli import main; main(prog_name='tapegrad')"
 
 
