@@ -200,7 +200,7 @@ def test_completion_of_commands_and_options() -> None:
     found = completed("tapegrad ")
     assert [f"plain,{name}" for name in COMMANDS] == found[: len(COMMANDS)]
     assert {"plain,--help", "plain,--version"} <= set(completed("tapegrad --"))
-    assert {"plain,--quick", "plain,--png", "plain,--help"} <= set(completed("tapegrad demo --"))
+    assert completed("tapegrad demo --") == ["plain,--quick", "plain,--help", ""]
     assert completed("tapegrad doctor --j") == ["plain,--json", ""]
     assert completed("tapegrad completion z") == ["plain,zsh", ""]
     assert completed("tapegrad docto", "fish")[0] == f"plain,doctor\t{COMMANDS['doctor'][0]}"
