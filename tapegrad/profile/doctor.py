@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tapegrad.device import Device
 
 OPTIONAL = {
-    "matplotlib": "pip install 'tapegrad[plot]'", "safetensors": "pip install 'tapegrad[io]'",
+    "safetensors": "pip install 'tapegrad[io]'",
     "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
 }  # fmt: skip
 """Optional packages by the name they import under, and how to get them."""
 
 SERVES = {
-    "matplotlib": "plots", "safetensors": "saving weights", "pynvml": "GPUs in tapegrad top",
+    "safetensors": "saving weights", "pynvml": "GPUs in tapegrad top",
     "scipy": "special functions, linear algebra, sparse matrices, exact plans", "mpi4py": "several processes",
 }  # fmt: skip
 VARIABLES = (
