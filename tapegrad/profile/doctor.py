@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tapegrad.profile.report.units import first_line, iec
+from tapegrad.profile.report.units import first_line
+from tapegrad.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tapegrad.device import Device
@@ -338,7 +339,7 @@ def _text(sections: dict[str, Any]) -> str:
 
 
 def _sized(name: str, value: object) -> object:
-    return iec(value) if name.endswith(" bytes") and isinstance(value, int) else value
+    return format_bytes(value) if name.endswith(" bytes") and isinstance(value, int) else value
 
 
 def _plain(value: object) -> str:

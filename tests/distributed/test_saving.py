@@ -805,7 +805,7 @@ def test_long_work_shows_a_line_on_a_terminal(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     D.save(tmp_path / "s", tg.ones(1024))
     shown = capsys.readouterr().err
-    assert "\rsave s: 1.0 KiB of 4.0 KiB\rsave s: 2.0 KiB of 4.0 KiB" in shown
-    assert shown.endswith("\r" + " " * 26 + "\r")
+    assert "\rsave s: 1.00 KiB of 4.00 KiB\rsave s: 2.00 KiB of 4.00 KiB" in shown
+    assert shown.endswith("\r" + " " * 28 + "\r")
     D.load(tmp_path / "s")
-    assert "\rload s: 3.0 KiB of 4.0 KiB" in capsys.readouterr().err
+    assert "\rload s: 3.00 KiB of 4.00 KiB" in capsys.readouterr().err

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 
 _AFTER, _EVERY = 1.0, 0.1
 
 
 class Progress:
-    """``save step-000120: 1.2 GiB of 8.0 GiB`` on stderr; it goes when all is done.  ``shown``: False on most ranks."""
+    """``save step-120: 1.20 GiB of 8.00 GiB`` on stderr; it goes when all is done.  ``shown``: False on most ranks."""
 
     def __init__(self, what: str, total: int, shown: bool) -> None:
         self._what, self._total, self._done = what, total, 0

@@ -7,7 +7,8 @@ from typing import Any
 from rich.cells import cell_len
 
 from tapegrad.profile.report.escape import clip, drawn_bar, shown
-from tapegrad.profile.report.units import iec, unit_of
+from tapegrad.profile.report.units import unit_of
+from tapegrad.sizes import format_bytes
 
 SHORT = {
     "activation": "act", "optimizer": "opt", "parameter": "par", "temporary": "tmp", "gradient": "grad",
@@ -61,7 +62,7 @@ def _heading(gpu: dict[str, Any], draw: _Drawing) -> list[str]:
 def _room(device: dict[str, Any], draw: _Drawing) -> str:
     used, total = device["used_bytes"], device["total_bytes"]
     if used is None or not total:
-        return "" if total is None else iec(total)
+        return "" if total is None else format_bytes(total)
     unit, scale = unit_of(total)
     return f"{used / scale:.1f}/{total / scale:.1f} {unit} {draw.bar(used / total)}"
 
@@ -101,7 +102,7 @@ class _Drawing:
             if one["pid"] in ours:
                 self.process(ours[one["pid"]], one["used_bytes"])
             else:
-                used = "?" if one["used_bytes"] is None else iec(one["used_bytes"])
+                used = "?" if one["used_bytes"] is None else format_bytes(one["used_bytes"])
                 self.put(f"  PID {one['pid']:<7} {self.clean(one['name'] or '?', 24)}", "(not tapegrad)", used)
         return {one["pid"] for one in listed} & ours.keys()
 
@@ -112,7 +113,7 @@ class _Drawing:
             head += f"  step {one['step']}"
         for key, label in (("live_bytes", "live"), ("peak_bytes", "peak")):
             if one[key] is not None:
-                head += f"  {iec(one[key])} {label}"
+                head += f"  {format_bytes(one[key])} {label}"
         parts = [head, self._split(one["categories"]), self._around(one, on_device)]
         if one["updated"] is not None and one["age"] > STALE:
             parts.append(f"said {one['age']:.0f} s ago")
@@ -130,9 +131,9 @@ class _Drawing:
         """What lies around the tensors: the pool, and what is outside of it."""
         reserved, parts = one["reserved_bytes"], []
         if reserved is not None:
-            parts.append(f"pool {iec(reserved)}")
+            parts.append(f"pool {format_bytes(reserved)}")
         if reserved is not None and on_device is not None:
-            parts.append(f"outside pool {iec(max(on_device - reserved, 0))}")
+            parts.append(f"outside pool {format_bytes(max(on_device - reserved, 0))}")
         if on_device is None and one["rss_bytes"] is not None:
-            parts.append(f"RSS {iec(one['rss_bytes'])}")
+            parts.append(f"RSS {format_bytes(one['rss_bytes'])}")
         return "  ".join(parts)
