@@ -33,6 +33,7 @@ LIBRARIES = {
     "threadpoolctl": {"device"},
     "click": {"profile"},
     "rich": {"profile", "training"},
+    "psutil": {"profile"},
     "mpi4py": {"distributed"},
     "pytest": {"testing"},
 }

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50, "EiB": 1 << 60}
-
-
-def unit_of(nbytes: int) -> tuple[str, int]:
-    """The largest unit that is at most ``nbytes``, and its bytes."""
-    return max(((unit, size) for unit, size in _UNITS.items() if size <= max(nbytes, 1)), key=lambda pair: pair[1])
-
 
 def ms(ns: int, plain: bool = True) -> str:
     """``ns`` nanoseconds in ms: ``0.31 ms``, ``189 ms``; from ten seconds on in s, below 5 us in us (or µs)."""
