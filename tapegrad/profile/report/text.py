@@ -28,7 +28,6 @@ STYLES = {
     "unattributed": "bright_black",
 }  # fmt: skip
 OOM = MARKS.index("oom")
-_BAR = 14
 
 
 def print_summary(
