@@ -34,7 +34,7 @@ ENV CUPY_CACHE_DIR=/home/tapegrad/.cupy/kernel_cache \
 RUN --mount=type=bind,from=wheel,source=/src/dist,target=/dist \
     mkdir -p "$CUPY_CACHE_DIR" \
     && wheel="$(echo /dist/tapegrad-*.whl)" \
-    && pip install --no-cache-dir "tapegrad[cuda12,plot] @ file://$wheel"
+    && pip install --no-cache-dir "tapegrad[cuda12] @ file://$wheel"
 WORKDIR /home/tapegrad
 ENTRYPOINT ["tapegrad"]
 CMD ["demo"]

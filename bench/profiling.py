@@ -16,7 +16,6 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from typing import Any
 
 import common
@@ -50,13 +49,14 @@ def main() -> int:
     from tapegrad.profile.recorder import Session
 
     settings = demo_train.FULL if args.scale == "full" else demo_train.QUICK
-    work = demo_train.Demo(demo_text.load(), replace(settings, steps=3, compared=3))
-    optimizer, batch = work.optimizer(), work.batch(0)
+    text = demo_text.load()
+    training = demo_train.Training("plain", text, settings)
+    batch = demo_train.windows(text.train, "0", settings)
 
     journal = os.path.join(tempfile.mkdtemp(prefix="tapegrad-"), "journal")
 
     def step() -> None:
-        work._step(optimizer, batch, None)
+        float(training.step(*batch))
 
     def recorded(what: Any) -> tuple[Any, Session]:
         session = Session(stacks=args.stacks)
@@ -69,7 +69,7 @@ def main() -> int:
             os.unlink(journal)
 
     def gradients() -> list[bytes]:
-        return [g.numpy().tobytes() for g in loss_and_gradients(work.model, *batch)[1]]
+        return [g.numpy().tobytes() for g in loss_and_gradients(training.model, *batch)[1]]
 
     for _ in range(3):
         step()

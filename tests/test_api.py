@@ -157,7 +157,7 @@ def test_imports_inside_the_package_work_while_it_is_loading() -> None:
     assert fresh(
         "from tapegrad import ops, nest; from tapegrad.core import buffer\nprint(ops.__name__, nest.__name__)"
     ) == ("tapegrad.ops tapegrad.nest")
-    for direct in ("nn", "memory.sizes"):
+    for direct in ("nn", "memory.policies"):
         assert fresh(f"import tapegrad.{direct}\nprint(tapegrad.device.__name__)") == "device"
 
 

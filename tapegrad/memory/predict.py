@@ -28,7 +28,7 @@ from tapegrad.memory import html
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import GRAIN, Measure
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.sizes import format_bytes, parse_bytes
+from tapegrad.sizes import format_bytes, parse_bytes
 from tapegrad.tensor import Tensor, from_array
 from tapegrad.variable import Variable, everyone, last_number
 

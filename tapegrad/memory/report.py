@@ -23,7 +23,7 @@ from tapegrad.memory.checkpoint.checkpoint import Checkpoint
 from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.ledger.frames import line_of
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 from tapegrad.variable import everyone
 
 UNKNOWN = "?"

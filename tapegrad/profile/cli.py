@@ -31,8 +31,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "This installation": {
         "doctor": ("Say what is installed, which devices work, and how to mend what does not.", "doctor"),
-        "bench": ("Measure what saving memory costs here, on canned workloads.", "bench_command"),
-        "demo": ("Train a small transformer plainly, under recompute_grad, and captured by tg.function.", "demo"),
+        "demo": ("Train a small transformer in five ways, and compare memory, time and bits.", "demo"),
         "completion": ("Print the script that completes tapegrad's commands in a shell.", "completion"),
     },
 }

@@ -14,8 +14,9 @@ from tapegrad.profile import compare as c
 from tapegrad.profile.compare import BY, Change, Comparison, Threshold
 from tapegrad.profile.report.rows import op_name
 from tapegrad.profile.report.table import Column, Output
-from tapegrad.profile.report.units import iec, ms, percent
+from tapegrad.profile.report.units import ms, percent
 from tapegrad.profile.runs import load
+from tapegrad.sizes import format_bytes
 
 
 class Side(NamedTuple):
@@ -131,7 +132,7 @@ def _table(out: Output, title: str, changes: Sequence[Change]) -> None:
 
 
 def _cells(change: Change, plain: bool) -> list[str]:
-    form = {"bytes": iec, "ns": lambda n: ms(n, plain), "count": lambda n: f"{n:,}"}[change.unit]
+    form = {"bytes": format_bytes, "ns": lambda n: ms(n, plain), "count": lambda n: f"{n:,}"}[change.unit]
     values = [form(n) if n >= 0 else "-" for n in (change.before, change.after)]
     if not change.known or change.difference == 0:
         return [change.name, *values, "=" if change.known else "", ""]

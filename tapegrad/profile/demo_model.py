@@ -1,7 +1,7 @@
 """The demo's model: a character-level transformer decoder, written as a user would write it.
 
 Pre-LN blocks (Xiong et al., arXiv 2002.04745), causal attention, a GELU MLP four times as wide, learned positions
-(Radford et al., GPT-2, 2019).  What is under ``recompute_grad`` is an attribute, so one set of weights serves all runs.
+(Radford et al., GPT-2, 2019).
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from tapegrad import nn
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
-
-CHECKPOINTS = ("plain", "blocks", "attention")
 
 
 def waves(shape: tuple[int, ...], dtype: DTypeLike, generator: tg.random.Generator) -> tg.Tensor:
@@ -36,21 +34,16 @@ class Block(nn.Layer):
         self.norm_2 = nn.LayerNormalization(epsilon=1e-5)
         self.expand = nn.Dense(4 * width, activation="gelu")
         self.contract = nn.Dense(width)
-        self.checkpoint_attention = False
-
-    def attend(self, x: tg.Tensor) -> tg.Tensor:
-        return self.attention(self.norm_1(x), use_causal_mask=True)
 
     def call(self, x: tg.Tensor) -> tg.Tensor:
-        attend = tg.recompute_grad(self.attend) if self.checkpoint_attention else self.attend
-        x = x + attend(x)
+        x = x + self.attention(self.norm_1(x), use_causal_mask=True)
         return x + self.contract(self.expand(self.norm_2(x)))
 
 
 class CharTransformer(nn.Layer):
     """Logits of the next character; integers (b, t) with t up to ``context`` -> (b, t, vocabulary).
 
-    ``checkpoint`` says what is rerun in the gradient instead of remembered: "plain" (nothing), "blocks", "attention".
+    Where ``recompute_blocks`` is true, each block runs under ``recompute_grad``.
     """
 
     def __init__(self, vocabulary: int, context: int, width: int = 128, heads: int = 4, blocks: int = 6) -> None:
@@ -61,13 +54,12 @@ class CharTransformer(nn.Layer):
         self.blocks = [Block(width, heads) for _ in range(blocks)]
         self.norm = nn.LayerNormalization(epsilon=1e-5)
         self.head = nn.Dense(vocabulary, use_bias=False, kernel_initializer=nn.initializers.normal(0.02))
-        self.checkpoint = "plain"
+        self.recompute_blocks = False
 
     def call(self, tokens: tg.Tensor) -> tg.Tensor:
         x = self.characters(tokens) + self.positions(tg.arange(tokens.shape[-1]))
         for block in self.blocks:
-            block.checkpoint_attention = self.checkpoint == "attention"
-            x = tg.recompute_grad(block)(x) if self.checkpoint == "blocks" else block(x)
+            x = tg.recompute_grad(block)(x) if self.recompute_blocks else block(x)
         return self.head(self.norm(x))
 
 

@@ -17,18 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tapegrad.profile.report.units import first_line, iec
+from tapegrad.profile.report.units import first_line
+from tapegrad.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tapegrad.device import Device
 
 OPTIONAL = {
-    "matplotlib": "pip install 'tapegrad[plot]'", "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
+    "pynvml": "pip install nvidia-ml-py", "scipy": "pip install scipy",
 }  # fmt: skip
 """Optional packages by the name they import under, and how to get them."""
 
 SERVES = {
-    "matplotlib": "plots", "pynvml": "GPUs in tapegrad top",
+    "pynvml": "GPUs in tapegrad top",
     "scipy": "special functions, linear algebra, sparse matrices, exact plans", "mpi4py": "several processes",
 }  # fmt: skip
 VARIABLES = (
@@ -337,7 +338,7 @@ def _text(sections: dict[str, Any]) -> str:
 
 
 def _sized(name: str, value: object) -> object:
-    return iec(value) if name.endswith(" bytes") and isinstance(value, int) else value
+    return format_bytes(value) if name.endswith(" bytes") and isinstance(value, int) else value
 
 
 def _plain(value: object) -> str:

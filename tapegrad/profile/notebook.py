@@ -25,9 +25,9 @@ from tapegrad.profile.recorder.session import Session
 from tapegrad.profile.report.outputs import write_html
 from tapegrad.profile.report.rows import rows, short_names, short_source
 from tapegrad.profile.report.text import print_summary
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs import Run, save
 from tapegrad.profile.runs.whole import require_writable
+from tapegrad.sizes import format_bytes
 
 _WIDTH = 100
 _LINES = 10
@@ -67,10 +67,10 @@ class Profiled:
         run, seq, names = self.run, self.run.peak["seq"], short_names(self.run)
         lines = [(short_source(r.key, names), r.op, r.bytes) for r in rows(run, seq, "line")[:_LINES]]
         return "".join([
-            f"<p><b>peak {iec(run.peak['bytes'])}</b> ({run.peak['bytes']} bytes)</p>",
+            f"<p><b>peak {format_bytes(run.peak['bytes'])}</b> ({run.peak['bytes']} bytes)</p>",
             html.table(("alive then", "size", "bytes"),
-                       [(r.key, iec(r.bytes), str(r.bytes)) for r in rows(run, seq, "category")]),
-            html.table(("line", "op", "size", "bytes"), [(key, op, iec(n), str(n)) for key, op, n in lines]),
+                       [(r.key, format_bytes(r.bytes), str(r.bytes)) for r in rows(run, seq, "category")]),
+            html.table(("line", "op", "size", "bytes"), [(key, op, format_bytes(n), str(n)) for key, op, n in lines]),
             *(_card(card, names) for card in self.advice.cards),
         ])  # fmt: skip
 

@@ -102,7 +102,7 @@ class _Profiling:
     def __init__(self, program: Program, options: dict[str, Any], ranks: Ranks | None) -> None:
         from rich.console import Console
 
-        from tapegrad.memory.sizes import parse_bytes
+        from tapegrad.sizes import parse_bytes
 
         self.program, self.options, self.ranks = program, options, ranks
         self.rank = 0 if ranks is None else ranks.rank

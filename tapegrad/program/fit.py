@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from tapegrad.device import CPU
 from tapegrad.errors import BudgetError
-from tapegrad.memory.sizes import format_bytes
 from tapegrad.program import arena
 from tapegrad.program.eviction import NoRoomError, Setting, Simulation
 from tapegrad.program.orders import Account, Graph, delayed, early
 from tapegrad.program.polish import polished
 from tapegrad.program.program import Kind, Program, Step, results
+from tapegrad.sizes import format_bytes
 
 _XP = CPU.xp
 _SETTINGS = (

@@ -23,7 +23,6 @@ from tapegrad.errors import BudgetError, FunctionError, warn
 from tapegrad.memory.budget.budget import yielding
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
-from tapegrad.memory.sizes import parse_bytes
 from tapegrad.program import arena
 from tapegrad.program.eager import difference, eager
 from tapegrad.program.entry import Entry, Stats
@@ -35,6 +34,7 @@ from tapegrad.program.replay import MislaidError, RelaidError, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
 from tapegrad.program.taped import Each, TapedCall, TapedEntry
+from tapegrad.sizes import parse_bytes
 from tapegrad.tensor import Tensor
 from tapegrad.variable import everyone
 

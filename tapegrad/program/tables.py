@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from os.path import basename
 
-from tapegrad.memory.sizes import format_bytes
 from tapegrad.program import arena
 from tapegrad.program.fit import bound_bytes
 from tapegrad.program.program import Program, Step
 from tapegrad.program.report import at_the_peak
+from tapegrad.sizes import format_bytes
 
 _WIDTH = 100
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tapegrad.memory.ledger.blocks import measure
-from tapegrad.memory.sizes import parse_bytes
+from tapegrad.sizes import parse_bytes
 from tapegrad.testing.peaks import check
 
 

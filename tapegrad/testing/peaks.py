@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tapegrad.errors import TapegradError
 from tapegrad.memory.ledger.blocks import measure
 from tapegrad.memory.ledger.figures import Measure
-from tapegrad.memory.sizes import format_bytes, parse_bytes
+from tapegrad.sizes import format_bytes, parse_bytes
 
 T = TypeVar("T")
 _LINES = 3

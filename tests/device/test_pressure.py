@@ -64,7 +64,7 @@ def test_an_error_says_what_was_asked_and_who_holds_the_bytes(refuse: Any) -> No
     assert text.startswith(f"cpu: no room for float64[{N}, {N}], {N * N * 8} bytes")
     assert (
         "Live: " in text
-        and re.search(r"user \d+\.\d KiB", text)
+        and re.search(r"user \d+\.\d\d KiB", text)
         and "test_pressure.py:" in text
         and "memory_budget" in text
     )

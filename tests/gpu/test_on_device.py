@@ -246,14 +246,14 @@ def test_products_of_any_layout(dtype, cuda, cupy):
             assert difference <= GEMM[dtype], (layouts, difference)
 
 
-def trained(device: Any, steps: int, checkpoint: str = "plain") -> tuple[list[Any], list[np.ndarray]]:
+def trained(device: Any, steps: int, recompute_blocks: bool = False) -> tuple[list[Any], list[np.ndarray]]:
     """Losses and last gradients of some steps of the demo's transformer, from the same seed."""
     with tg.device(device):
         tg.random.seed(0)
         text = np.random.default_rng(1).integers(0, 20, (2, 17))
         tokens, labels = tg.asarray(text[:, :-1]), tg.asarray(text[:, 1:])
         model = demo_model.CharTransformer(20, 16, 32, 2, 2)
-        model.checkpoint = checkpoint
+        model.recompute_blocks = recompute_blocks
         model(tokens)
         optimizer, losses = tg.optim.Adam(1e-2), []
         for _ in range(steps):
@@ -284,7 +284,7 @@ def test_training_follows_the_cpu(cuda):
 
 
 def test_recomputing_changes_no_bit(cuda):
-    plain, again = trained(cuda, 2), trained(cuda, 2, "blocks")
+    plain, again = trained(cuda, 2), trained(cuda, 2, recompute_blocks=True)
     assert plain[0] == again[0]
     for got, wanted in zip(again[1], plain[1], strict=True):
         np.testing.assert_array_equal(got, wanted)

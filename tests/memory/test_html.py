@@ -32,12 +32,12 @@ def test_what_is_kept_and_what_is_predicted_are_a_line_and_a_table() -> None:
         tg.sum(tg.softmax(x))
         report = tg.memory.saved(tape)
     page = report._repr_html_()
-    first = "saved: 3.5 KiB"
+    first = "saved: 3.50 KiB"
     assert page.startswith(f"<p>{first}</p><table>") and len(cells(page)) == 1 + len(report.rows)
     shape = tg.memory.ShapeDtype((64, 64))
     found = tg.memory.predict_peak(lambda u: tg.tanh(u @ u) @ u, shape, budgets=["1KiB", "10MiB"], least=False)
     page = found._repr_html_()
-    assert page.startswith("<p>") and [row[0] for row in cells(page)] == ["budget", "1.0 KiB", "10.0 MiB"]
+    assert page.startswith("<p>") and [row[0] for row in cells(page)] == ["budget", "1.00 KiB", "10.00 MiB"]
     assert cells(page)[0] == ["budget", "peak", "evictions", "made again", "extra work"]
     assert cells(page)[1][1].startswith("too small: some operation needs ") and cells(page)[2][2:] == ["0", "0", "0.0%"]
 

@@ -25,7 +25,7 @@ from tapegrad.memory import predict
 from tapegrad.memory.checkpoint.reversible import reversible
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.predict import Runs, ShapeDtype, predict_peak
-from tapegrad.memory.sizes import SizeError, format_bytes
+from tapegrad.sizes import SizeError, format_bytes
 
 FIGURES = (
     "peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "nodes_run", "reruns", "evictions", "restored",
@@ -436,13 +436,13 @@ def test_a_prediction_is_a_table_of_lines() -> None:
     captured = predict.Captured(8192, 6144, 0.125)
     found = predict.Prediction(512, 10_240, 7, 8, 9.0, points, 2560, captured, predict.Captured(7168, None))
     assert str(found).splitlines() == [
-        "without a budget: peak 10.0 KiB, of which 512 B before; 7 kernels",
-        "least budget: 2.5 KiB (2560 bytes)",
-        "captured: 8.0 KiB, least budget 6.0 KiB (6144 bytes, 12.5% more work)",
+        "without a budget: peak 10.00 KiB, of which 512 B before; 7 kernels",
+        "least budget: 2.50 KiB (2560 bytes)",
+        "captured: 8.00 KiB, least budget 6.00 KiB (6144 bytes, 12.5% more work)",
         "      budget         peak  evictions  made again  extra work",
-        "     4.0 KiB      2.0 KiB          3           4      25.0%",
-        "     1.0 KiB too small: some operation needs 1.5 KiB",
-        "as a tg.function: 7.0 KiB",
+        "    4.00 KiB     2.00 KiB          3           4      25.0%",
+        "    1.00 KiB too small: some operation needs 1.50 KiB",
+        "as a tg.function: 7.00 KiB",
     ]
     assert str(predict.Prediction(512, 10_240, 7, 8, 9.0, (), None)).count("\n") == 0
     assert points[0].needed_bytes == captured.arena_bytes == 0
@@ -601,10 +601,10 @@ def test_of_what_cannot_be_captured_no_replays_are_told() -> None:
 def test_it_prints_as_a_table() -> None:
     text = str(predict_peak(lambda x: tg.sum(tg.exp(x)), ShapeDtype((1 << 20,)), budgets=["1GiB", "1 MB"]))
     lines = text.splitlines()
-    assert lines[0].startswith("without a budget: peak 4.0 MiB") and lines[1].startswith("least budget: 4.0 MiB")
+    assert lines[0].startswith("without a budget: peak 4.00 MiB") and lines[1].startswith("least budget: 4.00 MiB")
     assert lines[2].split() == ["budget", "peak", "evictions", "made", "again", "extra", "work"]
-    assert lines[3].split() == ["1.0", "GiB", "4.0", "MiB", "0", "0", "0.0%"]
-    assert lines[4].strip().startswith("976.6 KiB too small: some operation needs 4.0 MiB")
+    assert lines[3].split() == ["1.00", "GiB", "4.00", "MiB", "0", "0", "0.0%"]
+    assert lines[4].strip().startswith("976.56 KiB too small: some operation needs 4.00 MiB")
     assert max(map(len, lines)) <= 100
 
 

@@ -192,11 +192,11 @@ def test_tables() -> None:
         tape.watch(x)
         y = tg.exp(x)
     assert str(saved(tape)).splitlines() == [
-        "saved: 16.0 KiB (lines are known of what is recorded inside tg.measure())",
-        f"   bytes  {' ' * len(str(y._buffer.node.index))}   value           made by  line",
-        f"16.0 KiB  %{y._buffer.node.index}  float32[64,64]  exp      ?",
+        "saved: 16.00 KiB (lines are known of what is recorded inside tg.measure())",
+        f"    bytes  {' ' * len(str(y._buffer.node.index))}   value           made by  line",
+        f"16.00 KiB  %{y._buffer.node.index}  float32[64,64]  exp      ?",
     ]
-    assert str(report(tape)).splitlines()[0].startswith("the tape keeps 16.0 KiB: 1 saved")
+    assert str(report(tape)).splitlines()[0].startswith("the tape keeps 16.00 KiB: 1 saved")
     with tg.measure(), tg.GradientTape() as tape:
         assert str(report(tape)).splitlines()[0] == "the tape keeps 0 B: nothing"
         tape.watch(x)
@@ -213,18 +213,18 @@ def test_tables_of_rows_made_by_hand() -> None:
         Row(13, "slice", (), "float32", 4, 0, "view", "/src/a.py:14", made_from=(7,)),
     )
     assert str(Report(rows)).splitlines() == [
-        "the tape keeps 16.0 KiB: 1 saved, 1 pending, 1 view",
-        "    kept       value           made by  state    again  line",
-        "16.0 KiB  %7   float32[64,64]  input    saved           a.py:3",
-        "     0 B  %12  float32[2,64]   tanh     pending  2      ?        from %7 %9",
-        "     0 B  %13  float32[]       slice    view            a.py:14  in %7",
+        "the tape keeps 16.00 KiB: 1 saved, 1 pending, 1 view",
+        "     kept       value           made by  state    again  line",
+        "16.00 KiB  %7   float32[64,64]  input    saved           a.py:3",
+        "      0 B  %12  float32[2,64]   tanh     pending  2      ?        from %7 %9",
+        "      0 B  %13  float32[]       slice    view            a.py:14  in %7",
     ]
     one = Row(7, "", (64, 64), "float32", 16384, 16384, "saved", "/src/a.py:3")
     others = len(str(Saved((one,))).splitlines()[2]) - len("made by")
     for length in (100, 101, 120):
         text = str(Saved((replace(one, op="n" * (length - others)),))).splitlines()[2]
         assert len(text) == 100 and text.endswith("a.py:3" if length == 100 else "...")
-        assert text[:97] == f"16.0 KiB  %7  float32[64,64]  {'n' * (length - others)}  a.py:3"[:97]
+        assert text[:97] == f"16.00 KiB  %7  float32[64,64]  {'n' * (length - others)}  a.py:3"[:97]
 
 
 @pytest.mark.parametrize("ask", [report, saved])

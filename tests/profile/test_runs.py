@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tapegrad.profile import compare
-from tapegrad.profile.export import csv, memory_viz, perfetto, png, speedscope
+from tapegrad.profile.export import csv, memory_viz, perfetto, speedscope
 from tapegrad.profile.report import rows, text
 from tapegrad.profile.report.outputs import View
 from tapegrad.profile.runs import Run, RunFileError, load, save
@@ -55,7 +55,7 @@ def parsed(document: Any) -> Run:
 
 
 def use(run: Run, folder: Path) -> None:
-    """Everything that shows a run, but the pictures."""
+    """Everything that shows a run."""
     for width, encoding in ((80, "utf-8"), (30, "ascii")):
         file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         console = Console(file=file, width=width, highlight=False)
@@ -93,7 +93,6 @@ def test_a_saved_run_obeys_the_schema_and_every_view_works(name: str, tmp_path: 
     jsonschema.Draft202012Validator.check_schema(schema())
     jsonschema.validate(json.loads(json.dumps(to_json(run))), schema())
     use(run, tmp_path)
-    png.write(run, tmp_path / "a.png")
 
 
 @pytest.mark.parametrize(

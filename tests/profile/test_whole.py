@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tapegrad.profile.export import csv, png
+from tapegrad.profile.export import csv
 from tapegrad.profile.plan import file as plan_file
 from tapegrad.profile.runs import save
 from tapegrad.profile.runs.whole import whole
@@ -26,7 +26,6 @@ def write_plan(path: Path) -> None:
 WRITERS: dict[str, Callable[[Path], None]] = {
     "run": lambda path: save(training(steps=1), path),
     "csv": lambda path: csv.write(training(steps=1), path),
-    "png": lambda path: png.write(training(steps=1), path),
     "html": lambda path: html.write(training(steps=1), path),
     "plan": write_plan,
 }

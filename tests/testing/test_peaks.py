@@ -38,7 +38,9 @@ def test_the_error_says_what_was_alive_and_where() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_peak(twice, X, max_bytes="1KiB")
     first, second, *lines = str(caught.value).split("\n")
-    assert first.startswith(f"twice took 128.0 KiB ({2 * SIZE} bytes) beyond the ") and "max_bytes is 1.0 KiB" in first
+    assert (
+        first.startswith(f"twice took 128.00 KiB ({2 * SIZE} bytes) beyond the ") and "max_bytes is 1.00 KiB" in first
+    )
     line = f"{__file__}:{twice.__code__.co_firstlineno + 1}"
     assert second.startswith("at the peak: user ") and any(line in text for text in lines)
 
@@ -76,7 +78,7 @@ def test_the_fixture_ends_a_test_in_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "3 passed, 1 error" in found.stdout, found.stdout
-    assert "PeakError: test_much took 64.0 KiB" in found.stdout and "ERROR test_it.py::test_much" in found.stdout
+    assert "PeakError: test_much took 64.00 KiB" in found.stdout and "ERROR test_it.py::test_much" in found.stdout
 
 
 def test_pytest_is_not_imported_before_it_is_asked_for() -> None:

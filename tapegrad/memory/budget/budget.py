@@ -20,7 +20,7 @@ from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.policies import Policy, checked
-from tapegrad.memory.sizes import parse_bytes
+from tapegrad.sizes import parse_bytes
 
 __all__ = ["MANAGER", "memory_budget", "policy", "watched", "yielding"]
 

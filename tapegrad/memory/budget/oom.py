@@ -9,7 +9,7 @@ from tapegrad.errors import BudgetError
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.journal import OOM
 from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 
 _LINES = 5
 

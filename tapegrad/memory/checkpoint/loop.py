@@ -27,7 +27,7 @@ from tapegrad.memory.schedules.multistage import hierarchical, multistage
 from tapegrad.memory.schedules.online import Online, ideal_states
 from tapegrad.memory.schedules.revolve import revolve
 from tapegrad.memory.schedules.sqrt import sqrt
-from tapegrad.memory.sizes import parse_bytes
+from tapegrad.sizes import parse_bytes
 
 Schedule = Callable[[int], Iterable[Action]]
 

@@ -32,7 +32,7 @@ from tapegrad.memory.ledger.figures import Measure, rounded
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.schedules.revolve import revolve
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 

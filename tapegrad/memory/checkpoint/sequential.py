@@ -21,7 +21,7 @@ from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.schedules.actions import Action, Advance, Tape
 from tapegrad.memory.schedules.rotor import Rotor, Stage
 from tapegrad.memory.schedules.sqrt import by_segments, even_starts
-from tapegrad.memory.sizes import format_bytes, parse_bytes
+from tapegrad.sizes import format_bytes, parse_bytes
 from tapegrad.tensor import Tensor
 
 _NONE: Any = object()
@@ -73,12 +73,12 @@ class Plan:
         width = max((len(name) for name in self.names), default=0)
         lines = [f"{'function':>{width + 4}}  runs"]
         if self.rotor is not None:
-            lines[0] += "    output      tape"
+            lines[0] += "      output        tape"
         for i, (name, runs) in enumerate(zip(self.names, self.runs, strict=True)):
             lines.append(f"{i:3} {name:>{width}}  {runs:4}")
             if self.rotor is not None:
                 stage = self.rotor.stages[i]
-                lines[-1] += f"  {format_bytes(stage.out):>8}  {format_bytes(stage.taped):>8}"
+                lines[-1] += f"  {format_bytes(stage.out):>10}  {format_bytes(stage.taped):>10}"
         if self.rotor is not None:
             slower = self.rotor.cost / self.rotor.plain_cost if self.rotor.plain_cost else 1.0
             lines.append(f"within {format_bytes(self.rotor.budget)}: {slower:.3f} times the work of the plain chain")

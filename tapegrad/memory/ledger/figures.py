@@ -15,7 +15,7 @@ from tapegrad.memory import html
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
 from tapegrad.memory.ledger.frames import by_line
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 
 CATEGORIES = (
     "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",

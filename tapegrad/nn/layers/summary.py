@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad import nest
-from tapegrad.memory.sizes import format_bytes
+from tapegrad.sizes import format_bytes
 
 _HEAD = ("layer", "output shape", "parameters", "bytes", "dtype")
 

@@ -15,8 +15,8 @@ from tapegrad.profile.plan.lives import peak
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
 from tapegrad.profile.plan.step import changed_lives, lives_with
 from tapegrad.profile.plan.text import calls_of, change_in_time, name_of
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
+from tapegrad.sizes import format_bytes
 
 _MOST_CANDIDATES = 4000
 _MOST_WORKS = 2000
@@ -47,7 +47,7 @@ class Card:
     def effect(self) -> str:
         """``109.60 MiB -> 31.80 MiB, step +27 %``."""
         bound = f"{self.bound} " if self.bound else ""
-        text = f"{iec(self.before_bytes)} -> {bound}{iec(self.after_bytes)}"
+        text = f"{format_bytes(self.before_bytes)} -> {bound}{format_bytes(self.after_bytes)}"
         return text if self.after_ns < 0 else f"{text}, step {change_in_time(self.after_ns, self.before_ns)}"
 
     def to_json(self) -> dict[str, object]:
@@ -92,7 +92,7 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> Advice:
     if cards:
         return Advice(tuple(cards[:_CARDS]), (("other mixes", more),))
     least = held_bytes(run)
-    budget = f"no call helps; a budget down to {iec(least)}", "tapegrad profile --budget SIZE PROGRAM"
+    budget = f"no call helps; a budget down to {format_bytes(least)}", "tapegrad profile --budget SIZE PROGRAM"
     return Advice((), (budget,) if least <= _WORTH * before else ())
 
 
@@ -175,7 +175,8 @@ def _of_function(step: CapturedStep) -> Iterable[Card]:
             found.append(choice)
     for choice in found:
         yield Card(
-            f"{step.name} within {iec(choice.budget)}: {choice.again} of {len(step.program.steps)} works done again",
+            f"{step.name} within {format_bytes(choice.budget)}: {choice.again} of {len(step.program.steps)} works done "
+            "again",
             step.measured, choice.peak_bytes, step.step_ns, round(step.step_ns * (1 + choice.extra)),
             (_budget_edit(step, choice.budget),), "at most",
         )  # fmt: skip

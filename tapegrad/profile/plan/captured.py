@@ -11,12 +11,13 @@ from tapegrad.device import CPU, dtypes
 from tapegrad.errors import BudgetError
 from tapegrad.profile.plan.text import change_in_bytes
 from tapegrad.profile.report.table import Column, Output
-from tapegrad.profile.report.units import counted, iec, ms
+from tapegrad.profile.report.units import counted, ms
 from tapegrad.profile.runs.file import RunFileError
 from tapegrad.profile.runs.model import COST_GRAINS, SLOT_KINDS, Run
 from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.program import Kind, Program, Slot, Step, View, pruned
 from tapegrad.program.program import Output as Given
+from tapegrad.sizes import format_bytes
 
 _BYTE = dtypes.asdtype("uint8")
 _READ, _WRITE, _OWN, _GIVEN = range(4)
@@ -140,8 +141,8 @@ def print_answer(step: CapturedStep, chosen: Choice | None, pareto: list[Choice]
     """Print the budget to give the function, or all of them."""
     out = Output(console)
     out.line(
-        f"Captured step {step.name}: measured now {iec(step.measured)}, {ms(step.step_ns)} a step; smallest reachable "
-        f"{iec(step.least().peak_bytes)}", "bold",
+        f"Captured step {step.name}: measured now {format_bytes(step.measured)}, {ms(step.step_ns)} a step; smallest "
+        f"reachable {format_bytes(step.least().peak_bytes)}", "bold",
     )  # fmt: skip
     if chosen is not None:
         out.line()
@@ -150,14 +151,17 @@ def print_answer(step: CapturedStep, chosen: Choice | None, pareto: list[Choice]
         else:
             out.line(f"tg.function({step.name}, budget={chosen.budget})")
             change = change_in_bytes(chosen.peak_bytes - step.measured)
-            out.line(f"  predicted peak  at most {iec(chosen.peak_bytes)}   {change}")
+            out.line(f"  predicted peak  at most {format_bytes(chosen.peak_bytes)}   {change}")
             out.line(f"  more work       {chosen.extra:.1%}   ({counted(chosen.again, 'work')} of "
                      f"{len(step.program.steps)} done again)")  # fmt: skip
     if pareto:
         out.line()
         columns = [Column(name, right=True) for name in ("Peak", "arena", "more work", "done again")]
         cells = [
-            [iec(c.peak_bytes), iec(c.arena_bytes), f"{c.extra:.1%}", str(c.again), f"budget={c.budget}"]
+            [
+                format_bytes(c.peak_bytes), format_bytes(c.arena_bytes), f"{c.extra:.1%}", str(c.again),
+                f"budget={c.budget}",
+            ]
             for c in pareto
         ]  # fmt: skip
         out.table([*columns, Column("tg.function(...,")], cells)

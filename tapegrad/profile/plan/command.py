@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tapegrad.memory.sizes import SizeError, parse_bytes
 from tapegrad.profile.report.writable import try_output
+from tapegrad.sizes import SizeError, parse_bytes
 
 if TYPE_CHECKING:
     from tapegrad.profile.plan.batch import Scaled
@@ -147,10 +147,10 @@ class _Planning:
         return search.plain
 
     def _refuse(self, smallest: int, why: str) -> None:
-        from tapegrad.profile.report.units import iec
+        from tapegrad.sizes import format_bytes
 
-        click.echo(f"tapegrad: {iec(self.budget or 0)} is not reachable; the smallest peak is {iec(smallest)} "
-                   f"({smallest} bytes): {why}", err=True)  # fmt: skip
+        click.echo(f"tapegrad: {format_bytes(self.budget or 0)} is not reachable; the smallest peak is "
+                   f"{format_bytes(smallest)} ({smallest} bytes): {why}", err=True)  # fmt: skip
 
     def _without_calls(self, problem: Problem, least_of_calls: int | None = None) -> int:
         """No call to choose, or none that helps enough: a budget for the whole program is what there is."""
@@ -239,20 +239,22 @@ def _print_batch(run: Run, scaled: Scaled, wanted: int, limit: int | None, large
     from tapegrad.profile.plan.batch import MOST
     from tapegrad.profile.plan.text import change_in_bytes
     from tapegrad.profile.report.table import Output
-    from tapegrad.profile.report.units import iec, ms
+    from tapegrad.profile.report.units import ms
+    from tapegrad.sizes import format_bytes
 
     out = Output(Console(highlight=False))
     bound = scaled.bound(wanted)
     step = f"step at {bound} {ms(scaled.ns_at(wanted))}" if bound else f"step {ms(scaled.ns_at(wanted))}"
     now, then = scaled.bytes_at(scaled.now), scaled.bytes_at(wanted)
     lines = [
-        f"Batch {scaled.now} now: peak {iec(run.peak['bytes'])}, step {ms(scaled.ns_at(scaled.now))}",
-        f"Batch {wanted}: predicted peak {iec(then)} ({change_in_bytes(then - now)}), {step}",
+        f"Batch {scaled.now} now: peak {format_bytes(run.peak['bytes'])}, step {ms(scaled.ns_at(scaled.now))}",
+        f"Batch {wanted}: predicted peak {format_bytes(then)} ({change_in_bytes(then - now)}), {step}",
     ]
     if limit is not None and largest is not None:
         most = f"the largest batch is {largest:,}" if largest < MOST // 2 else "any batch fits"
         lines.append(
-            f"{'Fits' if then <= limit else 'Does not fit'} {iec(limit)}; {most if largest else 'no batch does'}"
+            f"{'Fits' if then <= limit else 'Does not fit'} {format_bytes(limit)}; "
+            f"{most if largest else 'no batch does'}"
         )
     for text in lines:
         out.line(text)
@@ -265,7 +267,7 @@ def _answer_captured(step: CapturedStep, options: dict[str, Any]) -> int:
     from rich.console import Console
 
     from tapegrad.profile.plan.captured import as_json, print_answer
-    from tapegrad.profile.report.units import iec
+    from tapegrad.sizes import format_bytes
 
     if options["output"] is not None:
         raise click.UsageError(f"-o: the plan of a captured step is the budget= of tg.function({step.name}); no file")
@@ -278,8 +280,9 @@ def _answer_captured(step: CapturedStep, options: dict[str, Any]) -> int:
         pareto = []
     if budget is not None and chosen is None:
         least = step.least().peak_bytes
-        click.echo(f"tapegrad: {iec(budget)} is not reachable; the smallest peak is {iec(least)} ({least} bytes), "
-                   f"{iec(step.beside)} of it beside the arena of {step.name}", err=True)  # fmt: skip
+        click.echo(f"tapegrad: {format_bytes(budget)} is not reachable; the smallest peak is {format_bytes(least)} "
+                   f"({least} bytes), {format_bytes(step.beside)} of it beside the arena of {step.name}",
+                   err=True)  # fmt: skip
         return DOES_NOT_FIT
     if options["as_json"]:
         click.echo(json.dumps(as_json(step, chosen, pareto), indent=1))

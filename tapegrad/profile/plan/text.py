@@ -14,8 +14,9 @@ from tapegrad.profile.plan.file import Plan, Point
 from tapegrad.profile.plan.problem import CallKey, Outcome, Problem
 from tapegrad.profile.report.rows import step_of
 from tapegrad.profile.report.table import Column, Output
-from tapegrad.profile.report.units import counted, iec, ms
+from tapegrad.profile.report.units import counted, ms
 from tapegrad.profile.runs.model import PHASES, Run
+from tapegrad.sizes import format_bytes
 
 
 class _Out(Output):
@@ -55,12 +56,12 @@ def _chosen(plan: Plan) -> bool:
 
 def _headline(plan: Plan) -> str:
     budget, slowdown = plan.asked.get("budget_bytes"), plan.asked.get("max_slowdown_permille")
-    parts = [f"Budget {iec(budget)}"] if budget is not None else []
+    parts = [f"Budget {format_bytes(budget)}"] if budget is not None else []
     if slowdown is not None:
         parts.append(f"At most {slowdown / 10:g} % slower")
-    parts.append(f"measured now {iec(plan.measured_bytes)}, {ms(plan.measured_ns)} a step")
+    parts.append(f"measured now {format_bytes(plan.measured_bytes)}, {ms(plan.measured_ns)} a step")
     if plan.memory_budget is None:
-        parts.append(f"smallest reachable {iec(plan.smallest_bytes)}")
+        parts.append(f"smallest reachable {format_bytes(plan.smallest_bytes)}")
     text = " · ".join(parts)
     return text[0].upper() + text[1:]
 
@@ -72,7 +73,7 @@ def _actions(plan: Plan, problem: Problem, chosen: Outcome, out: _Out) -> None:
         out.line(f"{out.star} {a.do} {calls_of(problem, key, len(a.ordinals))}{of}   {file_line(a.file, a.line)}")
     p = plan.predicted
     before = problem.outcome(())
-    out.line(f"  predicted peak  {iec(p.peak_bytes)}   {change_in_bytes(p.peak_bytes - before.peak_bytes)}")
+    out.line(f"  predicted peak  {format_bytes(p.peak_bytes)}   {change_in_bytes(p.peak_bytes - before.peak_bytes)}")
     if p.step_ns is not None:
         more = ms(p.step_ns - problem.step_ns)
         out.line(f"  predicted step  {ms(p.step_ns)}   {change_in_time(p.step_ns, problem.step_ns)} (+{more}: "
@@ -93,7 +94,7 @@ def _done(actions: list[Action]) -> str:
 
 def _budget(plan: Plan, problem: Problem, out: _Out) -> None:
     out.line(f"{out.star} run the whole program under tg.memory_budget({plan.memory_budget})")
-    out.line(f"  predicted peak  at most {iec(plan.predicted.peak_bytes)}")
+    out.line(f"  predicted peak  at most {format_bytes(plan.predicted.peak_bytes)}")
     out.line("  predicted step  not known: values are dropped and made again as memory asks for it")
     out.line("  Checkpointing calls does not reach it." if problem.candidates else
              "  No calls of functions or layers keep values for a gradient: none to choose from.")  # fmt: skip
@@ -105,7 +106,7 @@ def _pareto(plan: Plan, out: _Out) -> None:
         mark = out.star if _chosen(plan) and _same(p, plan) else out.circle
         time = "-" if p.step_ns is None else ms(p.step_ns)
         more = "" if p.step_ns is None else change_in_time(p.step_ns, plan.measured_ns)
-        rows.append([mark, iec(p.peak_bytes), time, more, short(list(p.actions))])
+        rows.append([mark, format_bytes(p.peak_bytes), time, more, short(list(p.actions))])
     columns = [
         Column(""), Column("Peak", right=True), Column("Step", right=True), Column("", right=True),
         Column("Calls", flexible=True),
@@ -134,7 +135,7 @@ def verified(run: Run, plan: Plan) -> list[str]:
         return []
     predicted = plan.predicted
     lines = [
-        f"plan: peak predicted {iec(predicted.peak_bytes)}, measured {iec(run.peak['bytes'])}"
+        f"plan: peak predicted {format_bytes(predicted.peak_bytes)}, measured {format_bytes(run.peak['bytes'])}"
         f" ({_change(run.peak['bytes'], predicted.peak_bytes)})"
     ]
     steps = steady_steps(run)
@@ -184,7 +185,7 @@ def file_line(file: str, line: int) -> str:
 
 def change_in_bytes(nbytes: int) -> str:
     """``-1.42 GiB``."""
-    return f"{'-' if nbytes < 0 else '+'}{iec(abs(nbytes))}"
+    return f"{'-' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
 
 
 def change_in_time(after: int, before: int) -> str:

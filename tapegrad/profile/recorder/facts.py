@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+import psutil
+
 import tapegrad
 from tapegrad.device import current_device
 from tapegrad.device.threads import get_num_threads
 from tapegrad.profile.recorder.program import Program
-from tapegrad.profile.top.processes import cpu
 
 
 def facts(program: Program) -> dict[str, Any]:
@@ -38,7 +39,12 @@ def device_facts() -> dict[str, Any]:
     """Of the default device: its name, model, memory, and where its arrays come from."""
     device = current_device()
     if device.kind == "cpu":
-        return {"name": device.name, "model": _processor(), "total_bytes": cpu()["total_bytes"], "pool": "HostPool"}
+        return {
+            "name": device.name,
+            "model": _processor(),
+            "total_bytes": psutil.virtual_memory().total,
+            "pool": "HostPool",
+        }
     with device.active():
         runtime, index = device.xp.cuda.runtime, int(device.name.partition(":")[2] or 0)
         name = runtime.getDeviceProperties(index)["name"]

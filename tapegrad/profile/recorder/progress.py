@@ -15,8 +15,9 @@ from tapegrad.memory.ledger.figures import CATEGORIES
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder.session import Session
 from tapegrad.profile.report.table import Column, Output
-from tapegrad.profile.report.units import iec, ms
+from tapegrad.profile.report.units import ms
 from tapegrad.profile.top.publish import SECONDS, Publisher
+from tapegrad.sizes import format_bytes
 
 _EVERY = 10.0
 """Seconds after which there is a line in any case."""
@@ -35,7 +36,8 @@ class Lines:
         if str(step).rstrip("0") in ("1", "2", "5") or now - self._last >= _EVERY:
             each = (now - self._at) / max(1, step - self._step)
             self._say(
-                f"step {step - 1}: {ms(int(each * 1e9))}, peak {iec(session.measure.peak_bytes)}{_state(session)}"
+                f"step {step - 1}: {ms(int(each * 1e9))}, peak {format_bytes(session.measure.peak_bytes)}"
+                f"{_state(session)}"
             )
             self._last = now
             self._at, self._step = now, step
@@ -66,10 +68,10 @@ class Board:
         with LEDGER.held():
             live, by = LEDGER.live_bytes, LEDGER.by("category")
         cells: list[list[str | Text]] = [
-            [name, iec(n), "█" * round(30 * n / max(1, live))] for name in CATEGORIES if (n := by.get(name, 0))
+            [name, format_bytes(n), "█" * round(30 * n / max(1, live))] for name in CATEGORIES if (n := by.get(name, 0))
         ]
-        peak = f"peak {iec(self._session.measure.peak_bytes)}"
-        cells.append([Text(text, "bold") for text in ("total", iec(live), peak)])
+        peak = f"peak {format_bytes(self._session.measure.peak_bytes)}"
+        cells.append([Text(text, "bold") for text in ("total", format_bytes(live), peak)])
         columns = [Column("alive now"), Column("bytes", right=True), Column("")]
         return Group(Text(f"{self._title} · step {self._session.step}"), *self._output.lines(columns, cells))
 

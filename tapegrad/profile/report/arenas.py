@@ -14,9 +14,10 @@ from rich.text import Text
 from tapegrad.profile.report.output import RunOutput
 from tapegrad.profile.report.rows import op_name
 from tapegrad.profile.report.table import Column
-from tapegrad.profile.report.units import counted, iec, percent
+from tapegrad.profile.report.units import counted, percent
 from tapegrad.profile.runs import CATEGORIES, PHASES, Run
 from tapegrad.profile.runs.model import SLOT_KINDS
+from tapegrad.sizes import format_bytes
 
 _MOST = 4
 """Programs shown, if not all are asked for."""
@@ -131,14 +132,14 @@ def print_arenas(run: Run, out: RunOutput, limit: int, styles: dict[str, str]) -
     listed = arenas(run)
     for arena in listed[:_MOST] if limit else listed:
         out.line()
-        what = f"Arena of {arena.program}: {iec(arena.bytes)}, {counted(arena.replays, 'replay')}"
+        what = f"Arena of {arena.program}: {format_bytes(arena.bytes)}, {counted(arena.replays, 'replay')}"
         out.line(what, style="bold")
         if not arena.peak_bytes:
             out.line("nothing lies in it")
             continue
         work = f"work {arena.at + 1} of {arena.works}" if arena.at >= 0 else "the start"
         place = "".join(f", {part}" for part in (out.op(arena.op), out.source(arena.line), arena.phase) if part)
-        out.line(f"most of it, {iec(arena.peak_bytes)}, is in use at {work}{place}")
+        out.line(f"most of it, {format_bytes(arena.peak_bytes)}, is in use at {work}{place}")
         _print_groups(out, "In use then", arena.categories, arena, styles)
         _print_groups(out, "Largest, by line", arena.lines[:limit] if limit else arena.lines, arena)
         if limit and len(arena.lines) > limit:
@@ -157,5 +158,5 @@ def _print_groups(
     for g in groups:
         first: list[str | Text] = [out.source(g.key), out.op(op_name(g.op))] if styles is None else [
             Text(g.key, styles[g.key])]  # fmt: skip
-        cells.append([*first, iec(g.bytes), percent(g.bytes, arena.peak_bytes), f"{g.count:,}"])
+        cells.append([*first, format_bytes(g.bytes), percent(g.bytes, arena.peak_bytes), f"{g.count:,}"])
     out.table(columns, cells)

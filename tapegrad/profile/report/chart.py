@@ -9,8 +9,9 @@ from rich.cells import cell_len
 
 from tapegrad.profile.report.escape import clip
 from tapegrad.profile.report.rows import curve, span
-from tapegrad.profile.report.units import iec, ms
+from tapegrad.profile.report.units import ms
 from tapegrad.profile.runs import PHASES, Run
+from tapegrad.sizes import format_bytes
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PLAIN = " ...:::##"  # as many levels, fewer of them different
@@ -28,7 +29,7 @@ def chart(run: Run, step: int, width: int, plain: bool = False, at: int = -1) ->
     highest = max((total for _, _, total in points), default=0)
     if not highest:
         return []
-    label = iec(highest)
+    label = format_bytes(highest)
     columns = max(10, width - len(label) - 3)
     first, last = points[0][1], max(points[-1][1], points[0][1] + 1)
     column = lambda ns: max(0, min(columns - 1, (ns - first) * columns // (last - first)))

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _WHAT = {
     "html": "an interactive page; it needs no network",
-    "png": "a picture of memory over time",
-    "svg": "the same, to scale",
     "csv": "one line per allocation",
     "json": "what is shown, as integers; without FILE to stdout",
     "perfetto": "a trace for ui.perfetto.dev and chrome://tracing",
@@ -70,7 +68,7 @@ def report(
     Examples:
       tapegrad report tapegrad-train.4242.json.gz
       tapegrad report tapegrad-train.4242.json.gz --at oom --by line -n 0
-      tapegrad report tapegrad-train.4242.json.gz --html --png memory.png
+      tapegrad report tapegrad-train.4242.json.gz --html --csv allocations.csv
 
     The exit code is 1 if a file cannot be written, 2 if RUN cannot be read or an option does not fit.
     """

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from tapegrad.profile.report.output import RunOutput
 from tapegrad.profile.report.table import Column
-from tapegrad.profile.report.units import counted, iec
+from tapegrad.profile.report.units import counted
 from tapegrad.profile.runs import Run
 from tapegrad.profile.runs.communication import Collective, collectives
+from tapegrad.sizes import format_bytes
 
 _MOST_RANKS = 8
 
@@ -118,8 +119,8 @@ def _ranks(rows: list[RankRow], out: RunOutput, limit: int) -> None:
         which = "" if highest == lowest else " max" if row.peak_bytes == highest else (
             " min" if row.peak_bytes == lowest else "")  # fmt: skip
         cells.append([
-            f"{row.rank}{which}", iec(row.peak_bytes), out.ms(row.ns), iec(row.sent_bytes), out.ms(row.waited_ns),
-            out.ms(row.delayed_ns),
+            f"{row.rank}{which}", format_bytes(row.peak_bytes), out.ms(row.ns), format_bytes(row.sent_bytes),
+            out.ms(row.waited_ns), out.ms(row.delayed_ns),
         ])  # fmt: skip
     titles = ("peak", "time", "sent", "waited", "waited for")
     out.table([Column("Rank"), *(Column(title, right=True) for title in titles)], cells)
@@ -148,5 +149,5 @@ def _lines(rows: list[LineRow], out: RunOutput) -> None:
         where = out.source(f"{row.file}:{row.line}") if row.file else "(unknown)"
         times = [out.ms(ns) for ns in (row.others_ns, row.transfer_ns, row.exposed_ns, row.hidden_ns)]
         stuck = f" ({row.unfinished} not done)" if row.unfinished else ""
-        cells.append([out.text(row.kind) + stuck, where, f"{row.calls:,}", iec(row.bytes), *times])
+        cells.append([out.text(row.kind) + stuck, where, f"{row.calls:,}", format_bytes(row.bytes), *times])
     out.table([*columns, *(Column(title, right=True) for title in numbers)], cells)

@@ -1,4 +1,4 @@
-"""What a terminal can show: text from a run, whose names may hold any character, and bars."""
+"""What a terminal can show: text from a run, whose names may hold any character."""
 
 from __future__ import annotations
 
@@ -47,9 +47,3 @@ def clip(text: str, width: int, dots: str = "…", keep_end: bool = False) -> st
             break
         kept += c
     return dots + kept[::-1] if keep_end else kept + dots
-
-
-def drawn_bar(eighths: int, plain: bool) -> str:
-    """A bar as long as so many eighths of a cell; ``plain``: of ASCII characters, in whole cells."""
-    whole, rest = divmod(eighths, 8)
-    return "#" * whole if plain else "█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()

@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from tapegrad.profile.report import rows as r
-from tapegrad.profile.report.escape import clip, drawn_bar
+from tapegrad.profile.report.escape import clip
 from tapegrad.profile.report.table import Output
 from tapegrad.profile.report.units import ms
 from tapegrad.profile.runs import Run
@@ -48,5 +48,6 @@ class RunOutput(Output):
         )
 
     def bar(self, part: int, whole: int, style: str) -> Text:
-        eighths = part * _BAR * 8 // whole if whole else 0
-        return Text(drawn_bar(eighths, self.plain), style)
+        """A bar as long as ``part`` of ``whole``, in eighths of a cell, or whole cells of ASCII."""
+        cells, eighths = divmod(part * _BAR * 8 // whole if whole else 0, 8)
+        return Text("#" * cells if self.plain else "█" * cells + " ▏▎▍▌▋▊▉"[eighths].strip(), style)

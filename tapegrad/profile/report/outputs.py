@@ -19,7 +19,7 @@ from tapegrad.profile.report.writable import try_output
 from tapegrad.profile.runs import Run
 
 ENDINGS = {
-    "html": ".html", "png": ".png", "svg": ".svg", "csv": ".csv", "json": ".view.json", "perfetto": ".perfetto.json",
+    "html": ".html", "csv": ".csv", "json": ".view.json", "perfetto": ".perfetto.json",
     "speedscope": ".speedscope.json", "memory_viz": ".memory_viz.json",
 }  # fmt: skip
 """The formats, and how the names of their files end if none is given."""
@@ -65,13 +65,11 @@ class View:
 def targets(asked: dict[str, str], run_path: str, force: bool) -> dict[str, Path | None]:
     """The file for each format that was asked for; None is stdout.
 
-    Raises UsageError if two formats want the same file, a picture wants stdout, or a file exists (unless ``force``).
+    Raises UsageError if two formats want the same file, or a file exists (unless ``force``).
     """
     files: dict[str, Path | None] = {}
     for kind, name in asked.items():
         files[kind] = None if name == STDOUT else derived(run_path, kind) if name == DERIVED else Path(name)
-    if asked.get("png") == STDOUT:
-        raise click.UsageError("--png writes no text: give it the name of a file")
     resolved = [path.resolve() if path is not None else None for path in files.values()]
     if len(set(resolved)) < len(resolved):
         raise click.UsageError("two files were asked for under one name; give each its own")
@@ -132,18 +130,16 @@ def _advice(run: Run, source: bool) -> dict[str, object]:
 
 
 def _writer(kind: str) -> Callable[[Run, Path, View], None]:
-    """Imported when it is needed: the text of a run must not wait for what draws pictures."""
+    """Imported when it is needed: the text of a run must not wait for the writers of files."""
     if kind == "json":
         from tapegrad.profile.runs.whole import write_text
 
         return lambda run, path, view: write_text(path, [json.dumps(view.to_json(run), indent=2), "\n"])
     if kind == "html":
         return lambda run, path, view: write_html(run, path, view.source)
-    from tapegrad.profile.export import csv, memory_viz, perfetto, png, speedscope
+    from tapegrad.profile.export import csv, memory_viz, perfetto, speedscope
 
     writers: dict[str, Callable[[Run, Path, View], None]] = {
-        "png": lambda run, path, view: png.write(run, path, "png"),
-        "svg": lambda run, path, view: png.write(run, path, "svg"),
         "csv": lambda run, path, view: csv.write(run, path),
         "perfetto": lambda run, path, view: perfetto.write(run, path),
         "speedscope": lambda run, path, view: speedscope.write(run, path, view.seq),

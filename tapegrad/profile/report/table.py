@@ -6,16 +6,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE, Box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from tapegrad.profile.report.escape import clip, plain, shown
 
-_GAP = 2
-_NARROWEST = 6
-_NARROW = 8  # columns of source lines give way only when the others are as narrow as this
+_GAP, _NARROWEST, _NARROW = 2, 6, 8
 _WIDEST = 120
+_ASCII_RULES = Box("    \n    \n -- \n    \n    \n -- \n    \n    \n", ascii=True)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,22 @@ class Column:
     right: bool = False
     flexible: bool = False
     source: bool = False
+
+
+@dataclass(frozen=True)
+class _Clipped:
+    """A cell on one line, however narrow its column; rich wraps text, or clips it by a character that ASCII lacks."""
+
+    text: Text
+    source: bool
+    dots: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, self.text.cell_len).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cut = clip_source if self.source else clip
+        yield Text(cut(self.text.plain, options.max_width, self.dots), self.text.style, end="")
 
 
 class Output:
@@ -51,15 +69,31 @@ class Output:
 
     def lines(self, columns: list[Column], cells: Sequence[Sequence[str | Text]], rule: bool = False) -> list[Text]:
         """Lines of a table with titles that fits the console; with ``rule`` the last row stands below a line."""
-        width = min(self.console.width, _WIDEST)
         texts = [[c if isinstance(c, Text) else Text(self.text(c)) for c in row] for row in cells]
-        widths = _widths(columns, texts, width)
-        titles = [Text(clip(c.title, w, self.dots), "bold") for c, w in zip(columns, widths)]
-        lines = [_line(columns, row, widths, self.dots) for row in (titles, *texts)]
-        if rule:
-            dash = Text(("-" if self.plain else "─") * min(width, sum(widths) + _GAP * (len(widths) - 1)), "dim")
-            lines[1:1] = [dash]
-            lines[-1:-1] = [dash]
+        texts.insert(0, [Text(column.title, "bold") for column in columns])
+        natural = [max(row[i].cell_len for row in texts) for i in range(len(columns))]
+        least = lambda flexible: sum(_GAP + min(n, flexible if c.flexible else n) for c, n in zip(columns, natural))
+        width = max(least(_NARROWEST) - _GAP, min(self.console.width, _WIDEST))
+        spare = width - (least(_NARROW) - _GAP)  # source lines give way only when the others are as narrow as _NARROW
+        titles, *rows = [
+            [_Clipped(t, c.source, self.dots) if c.flexible else t for c, t in zip(columns, row)] for row in texts
+        ]
+        totals = rows.pop() if rule else titles
+        table = Table(
+            box=(_ASCII_RULES if self.plain else SIMPLE) if rule else None, border_style="dim", show_edge=False,
+            padding=(0, _GAP - rule, 0, 0), pad_edge=False, show_footer=rule,
+        )  # fmt: skip
+        for column, n, title, total in zip(columns, natural, titles, totals):
+            table.add_column(
+                title, total, justify="right" if column.right else "left", no_wrap=not column.flexible,
+                width=min(n, max(_NARROWEST, min(n, _NARROW) + spare)) if column.source else None,
+            )  # fmt: skip
+        for row in rows:
+            table.add_row(*row)
+        lines = []
+        for segments in self.console.render_lines(table, self.console.options.update_width(width), pad=False):
+            lines.append(Text.assemble(*((s.text, s.style or "") for s in segments)))
+            lines[-1].rstrip()
         return lines
 
 
@@ -72,31 +106,3 @@ def clip_source(text: str, width: int, dots: str = "…") -> str:
     if room < 2 + len(dots):  # not a letter of the function
         return clip(match[1], width, dots, keep_end=True)
     return match[1] + clip(match[2], room, dots)
-
-
-def _widths(columns: list[Column], cells: list[list[Text]], width: int) -> list[int]:
-    """Natural widths; flexible columns give way, the widest first, until all fit."""
-    widths = [max([cell_len(c.title), *(cell_len(row[i].plain) for row in cells)]) for i, c in enumerate(columns)]
-    over = sum(widths) + _GAP * (len(columns) - 1) - width
-    flexible = [i for i, c in enumerate(columns) if c.flexible]
-    while over > 0:
-        widest = max(flexible, key=lambda i: (widths[i] > _NARROW and not columns[i].source, widths[i]), default=-1)
-        if widest < 0 or widths[widest] <= _NARROWEST:
-            break
-        widths[widest] -= 1
-        over -= 1
-    return widths
-
-
-def _line(columns: list[Column], row: list[Text], widths: list[int], dots: str) -> Text:
-    line = Text()
-    for i, (column, cell, width) in enumerate(zip(columns, row, widths)):
-        cut = clip_source if column.source else clip
-        text = cut(cell.plain, width, dots) if column.flexible else cell.plain
-        pad = " " * max(0, width - cell_len(text))
-        line.append(" " * _GAP if i else "")
-        line.append(pad if column.right else "")
-        line.append(text, cell.style)
-        line.append("" if column.right else pad)
-    line.rstrip()
-    return line

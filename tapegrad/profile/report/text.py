@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,10 +13,11 @@ from tapegrad.profile.report.chart import chart
 from tapegrad.profile.report.communication import print_ranks
 from tapegrad.profile.report.output import RunOutput
 from tapegrad.profile.report.table import Column
-from tapegrad.profile.report.units import counted, iec, percent
+from tapegrad.profile.report.units import counted, percent
 from tapegrad.profile.runs import CATEGORIES, Run
 from tapegrad.profile.runs.model import MARKS
 from tapegrad.profile.runs.timeline import at as seq_at
+from tapegrad.sizes import format_bytes
 
 if TYPE_CHECKING:
     from tapegrad.profile.plan.advice import Advice
@@ -28,8 +28,6 @@ STYLES = {
     "unattributed": "bright_black",
 }  # fmt: skip
 OOM = MARKS.index("oom")
-_BAR = 14
-_SIZE = re.compile(r"\b((\d{1,18})(?: bytes)?) \(\d+(?:\.\d+)? [KMGTPE]?i?B\)")
 
 
 def print_summary(
@@ -84,7 +82,7 @@ def print_table(run: Run, console: Console, groups: list[r.Row], by: str, seq: i
     _groups(out, by.capitalize(), listed, sum(row.bytes for row in groups), by)
     left = groups[len(listed) :]
     if left:
-        out.line(f"{out.dots} {len(left):,} more, {iec(sum(row.bytes for row in left))} (--rows 0 shows all)")
+        out.line(f"{out.dots} {len(left):,} more, {format_bytes(sum(row.bytes for row in left))} (--rows 0 shows all)")
     out.line(f"total {_exact(sum(row.bytes for row in groups))}, {counted(sum(x.count for x in groups), 'allocation')}")
 
 
@@ -98,27 +96,22 @@ def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
     origin = r.origin(run, moment)
     message = run.meta["outcome"].get("message", "")
     told = [*asked, *([message] if message not in asked else [])]
-    lines = [out.text(_precise(text)) for text in told if text]
+    lines = [out.text(text) for text in told if text]
     lines.append(f"used {_exact(used)}" + (f", limit {_exact(limit)}" if limit else "") + _reserved(run, moment))
-    lines.append("alive: " + ", ".join(f"{row.key} {iec(row.bytes)}" for row in live))
+    lines.append("alive: " + ", ".join(f"{row.key} {format_bytes(row.bytes)}" for row in live))
     first = _first_to_go(run, moment)
     if first is not None:
         idle = f", idle for {out.ms(first.idle_ns)}" if first.idle_ns >= 0 else ""
         what = "largest idle" if any("cannot be dropped" in text for text in told) else "first to go"
-        lines.append(f"{what}: {out.source(first.key)} {out.op(first.op)}: {iec(first.bytes)}{idle}")
+        lines.append(f"{what}: {out.source(first.key)} {out.op(first.op)}: {format_bytes(first.bytes)}{idle}")
     title = f"Out of memory on {out.text(run.meta['device']['name'])}{_when(origin.step if origin else -1, origin)}"
     out.panel(title, lines)
     if path is not None:
         out.line(f"all that was alive: tapegrad report {out.file(path)} --at oom --by line -n 0")
 
 
-def _precise(message: str) -> str:
-    """A message with its sizes to two decimals, where it also gives their bytes: sizes that differ must look so."""
-    return _SIZE.sub(lambda f: f"{f[1]} ({iec(int(f[2]))})", message)
-
-
 def _exact(nbytes: int) -> str:
-    return f"{iec(nbytes)} ({nbytes} bytes)" if nbytes >= 1024 else iec(nbytes)
+    return f"{format_bytes(nbytes)} ({nbytes} bytes)" if nbytes >= 1024 else format_bytes(nbytes)
 
 
 def _headline(run: Run, out: RunOutput, seq: int, is_peak: bool) -> None:
@@ -146,7 +139,7 @@ def _when(step: int, origin: r.Origin | None) -> str:
 def _reserved(run: Run, seq: int) -> str:
     """What the pool had reserved at the peak; samples of other moments are too rare to speak of any moment."""
     reserved = run.peak["reserved_bytes"] if seq == run.peak["seq"] else -1
-    return f", reserved {iec(reserved)}" if reserved >= 0 else ""
+    return f", reserved {format_bytes(reserved)}" if reserved >= 0 else ""
 
 
 def _categories(run: Run, out: RunOutput, live: list[r.Row], seq: int) -> None:
@@ -157,15 +150,15 @@ def _categories(run: Run, out: RunOutput, live: list[r.Row], seq: int) -> None:
         if name in by_name:
             row, style = by_name[name], STYLES[name]
             bar = out.bar(row.bytes, max(x.bytes for x in live), style)
-            cells.append([Text(name, style), iec(row.bytes), percent(row.bytes, total), f"{row.count:,}", bar])
-    cells.append(["total", iec(total), "", f"{sum(row.count for row in live):,}", ""])
+            cells.append([Text(name, style), format_bytes(row.bytes), percent(row.bytes, total), f"{row.count:,}", bar])
+    cells.append(["total", format_bytes(total), "", f"{sum(row.count for row in live):,}", ""])
     columns = [
         Column("Alive then"), Column("bytes", right=True), Column("share", right=True), Column("allocs", right=True),
         Column(""),
     ]  # fmt: skip
     out.table(columns, cells, rule=True)
     if (outside := r.unattributed(run, seq)) > 0:
-        out.line(f"beside it, unattributed {iec(outside)}: taken from the pool by other code")
+        out.line(f"beside it, unattributed {format_bytes(outside)}: taken from the pool by other code")
     out.line(_ledger(run), style="dim")
 
 
@@ -202,13 +195,13 @@ def _groups(out: RunOutput, title: str, groups: list[r.Row], total: int, by: str
     columns += [Column("idle", right=True)]
     cells: list[list[str | Text]] = []
     for row in groups:
-        size = f" {times} {iec(row.size)}" if row.size >= 0 else ""
+        size = f" {times} {format_bytes(row.size)}" if row.size >= 0 else ""
         names = [out.op(row.op), out.text(row.holder)] if by_line else []
         share = [percent(row.bytes, total)] if not by_line else []
         name = out.source(row.key) if by_line else out.op(row.key) if by == "op" else out.text(row.key)
         key = Text(name, STYLES[row.category] if by == "category" else "")
         idle = out.ms(row.idle_ns) if row.idle_ns >= 0 else "-"
-        cells.append([key, *names, f"{row.count:,}{size}", iec(row.bytes), *share, idle])
+        cells.append([key, *names, f"{row.count:,}{size}", format_bytes(row.bytes), *share, idle])
     out.table(columns, cells)
 
 
@@ -228,7 +221,9 @@ def _recomputed(run: Run, out: RunOutput, seq: int) -> None:
     for rerun in reruns:
         name = out.source(r.source_line(rerun.file, rerun.line, rerun.name)) if rerun.file else out.text(rerun.name)
         took = out.ms(rerun.ns) if rerun.ns else "-"
-        cells.append([name, f"{rerun.count:,} {times}", iec(rerun.bytes), took, iec(rerun.spared_bytes)])
+        cells.append(
+            [name, f"{rerun.count:,} {times}", format_bytes(rerun.bytes), took, format_bytes(rerun.spared_bytes)]
+        )
     out.table(columns, cells)
 
 

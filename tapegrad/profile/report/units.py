@@ -1,21 +1,6 @@
-"""Bytes, times, shares, counts and errors as people read them."""
+"""Times, shares, counts and errors as people read them."""
 
 from __future__ import annotations
-
-_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50, "EiB": 1 << 60}
-
-
-def unit_of(nbytes: int) -> tuple[str, int]:
-    """The largest unit that is at most ``nbytes``, and its bytes."""
-    return max(((unit, size) for unit, size in _UNITS.items() if size <= max(nbytes, 1)), key=lambda pair: pair[1])
-
-
-def iec(nbytes: int) -> str:
-    """``nbytes`` in IEC units with two decimals: 6893338624 is ``6.42 GiB``."""
-    if abs(nbytes) < 1024:
-        return f"{nbytes} B"
-    unit, size = unit_of(int(abs(nbytes) * 1024 / 1023.995))  # a value that rounds to 1024.00 is 1.00 of the next unit
-    return f"{nbytes / size:.2f} {unit}"
 
 
 def ms(ns: int, plain: bool = True) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tapegrad.profile.report.units import first_line
@@ -18,16 +17,13 @@ class _Nvml:
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """The answer of ``nvml<question>``.  What a device does not support is not noted: nothing can be done."""
-        call: Callable[..., Any] | None = getattr(self.pynvml, f"nvml{question}", None)
-        if call is None:
-            return None
         try:
-            return call(*arguments)
-        except Exception as error:  # NVMLError, or what a binding of another version raises
-            missing = getattr(self.pynvml, "NVMLError_NotSupported", ())
-            if not isinstance(error, missing):
-                note = f"NVML refused {question}: {first_line(error)}"
-                self.notes += [note] if note not in self.notes else []
+            return getattr(self.pynvml, f"nvml{question}")(*arguments)
+        except self.pynvml.NVMLError_NotSupported:
+            return None
+        except self.pynvml.NVMLError as error:
+            note = f"NVML refused {question}: {first_line(error)}"
+            self.notes += [note] if note not in self.notes else []
             return None
 
 
@@ -39,7 +35,7 @@ def gather() -> tuple[list[dict[str, Any]], list[str]]:
         return [], ["GPUs are not shown: NVML's Python package is missing (pip install nvidia-ml-py)"]
     try:
         pynvml.nvmlInit()
-    except Exception as error:
+    except pynvml.NVMLError as error:
         return [], [f"GPUs are not shown: NVML does not start: {first_line(error)}"]
     nvml = _Nvml(pynvml)
     try:
@@ -54,14 +50,13 @@ def gather() -> tuple[list[dict[str, Any]], list[str]]:
 
 def _device(nvml: _Nvml, index: int, handle: Any) -> dict[str, Any]:
     usage, mig = nvml.ask("DeviceGetUtilizationRates", handle), nvml.ask("DeviceGetMigMode", handle)
-    power, limit = nvml.ask("DeviceGetPowerUsage", handle), nvml.ask("DeviceGetEnforcedPowerLimit", handle)
-    split = bool(mig) and mig[0] == 1
+    split = bool(mig) and mig[0] == nvml.pynvml.NVML_DEVICE_MIG_ENABLE
     return {
         "index": index,
-        "temperature_c": nvml.ask("DeviceGetTemperature", handle, 0),
+        "temperature_c": nvml.ask("DeviceGetTemperature", handle, nvml.pynvml.NVML_TEMPERATURE_GPU),
         "utilization_percent": getattr(usage, "gpu", None),
-        "power_mw": power,
-        "power_limit_mw": limit,
+        "power_mw": nvml.ask("DeviceGetPowerUsage", handle),
+        "power_limit_mw": nvml.ask("DeviceGetEnforcedPowerLimit", handle),
         "mig": split,
         **_memory(nvml, handle),
         "instances": _instances(nvml, handle) if split else [],
@@ -72,7 +67,7 @@ def _memory(nvml: _Nvml, handle: Any) -> dict[str, Any]:
     """What a device and an instance of one both have."""
     name, memory = nvml.ask("DeviceGetName", handle), nvml.ask("DeviceGetMemoryInfo", handle)
     return {
-        "name": (name.decode(errors="replace") if isinstance(name, bytes) else name) or "?",
+        "name": name or "?",
         "used_bytes": getattr(memory, "used", None),
         "total_bytes": getattr(memory, "total", None),
         "processes": _processes(nvml, handle),
@@ -85,7 +80,7 @@ def _instances(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
     for i in range(nvml.ask("DeviceGetMaxMigDeviceCount", handle) or 0):
         try:
             part = nvml.pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
-        except Exception:  # NVML has no other way to say that there is none
+        except nvml.pynvml.NVMLError:  # NVML has no other way to say that there is none
             continue
         instances.append({"index": i, **_memory(nvml, part)})
     return instances
@@ -95,7 +90,7 @@ def _processes(nvml: _Nvml, handle: Any) -> list[dict[str, Any]]:
     """Who computes on a device, by bytes; NVML does not always say how many."""
     seen: dict[int, int | None] = {}
     for kind in ("Compute", "Graphics"):
-        for one in nvml.ask(f"DeviceGet{kind}RunningProcesses", handle) or ():
-            seen.setdefault(one.pid, one.usedGpuMemory)
+        for process in nvml.ask(f"DeviceGet{kind}RunningProcesses", handle) or ():
+            seen.setdefault(process.pid, process.usedGpuMemory)
     by_bytes = sorted(seen.items(), key=lambda item: (-(item[1] or 0), item[0]))
     return [{"pid": pid, "used_bytes": used, "name": name_of(pid)} for pid, used in by_bytes]

@@ -1,14 +1,15 @@
-"""Processes: what those of tapegrad have published, checked, and what the system knows of any."""
+"""Processes: what those of tapegrad have published, checked, and what psutil knows of any."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tapegrad.profile.top.publish import folder, require_ours
 
@@ -31,13 +32,13 @@ def published() -> list[dict[str, Any]]:
         pid, file = name.lstrip(".").partition(".")[0], directory / name
         if not (pid.isascii() and pid.isdecimal() and 0 < int(pid[:10]) < 1 << 31 and _ours(name, pid)):
             continue
-        said = _read(file) if name.endswith(".json") else None
-        if not _alive(int(pid), said):
+        figures = _read(file) if name.endswith(".json") else None
+        if not runs(int(pid), None if figures is None else figures["updated"]):
             with suppress(OSError):
                 file.unlink()
-        elif said is not None and said["pid"] == int(pid):
-            entries.append({**said, "rss_bytes": rss(int(pid))})
-    return sorted(entries, key=lambda one: one["pid"])
+        elif figures is not None and figures["pid"] == int(pid):
+            entries.append({**figures, "rss_bytes": rss(int(pid))})
+    return sorted(entries, key=lambda entry: entry["pid"])
 
 
 def _ours(name: str, pid: str) -> bool:
@@ -88,58 +89,28 @@ def _text(value: object) -> str:
     return value[:200] if isinstance(value, str) else ""
 
 
-def _alive(pid: int, said: dict[str, Any] | None) -> bool:
-    """Whether the process that wrote the file still runs."""
-    if os.name == "nt":  # os.kill would end it there
-        return said is not None and said["updated"] is not None and time.time() - said["updated"] < 60
-    return runs(pid, None if said is None else said["updated"])
-
-
 def runs(pid: int, seen: float | None) -> bool:
     """Whether a process runs that did at the time ``seen`` (None: any): another may have its number by now."""
     try:
-        os.kill(pid, 0)
-    except (OSError, OverflowError):  # gone, or another user's
+        process = psutil.Process(pid)
+        return process.is_running() and (seen is None or process.create_time() <= seen + 2)
+    except psutil.NoSuchProcess:
         return False
-    began = _began(pid)
-    return seen is None or began is None or began <= seen + 2
-
-
-def _began(pid: int) -> float | None:
-    """When a process began, in seconds since 1970; None where /proc does not say."""
-    try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-        return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
+    except psutil.AccessDenied:
+        return True
 
 
 def rss(pid: int) -> int | None:
     """Bytes of memory that a process has resident; None where the system does not say."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
         return None
 
 
 def name_of(pid: int) -> str:
     """What a process is called; nothing where the system does not say."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
         return ""
-
-
-def cpu() -> dict[str, int | None]:
-    """Bytes of this machine's memory: ``total_bytes``, and ``available_bytes`` without swapping."""
-    lines: dict[str, str] = {}
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
-    except OSError:
-        pass
-    sizes = {key: int(lines[key].split()[0]) * 1024 if key in lines else None for key in ("MemTotal", "MemAvailable")}
-    total = sizes["MemTotal"]
-    if total is None and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return {"total_bytes": total, "available_bytes": sizes["MemAvailable"]}

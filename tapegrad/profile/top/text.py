@@ -1,138 +1,75 @@
-"""Devices and processes as lines for a terminal of any width, with characters that it has."""
+"""Devices and processes as two tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.text import Text
 
-from tapegrad.profile.report.escape import clip, drawn_bar, shown
-from tapegrad.profile.report.units import iec, unit_of
+from tapegrad.profile.report.table import Column, Output
+from tapegrad.sizes import format_bytes
 
-SHORT = {
-    "activation": "act", "optimizer": "opt", "parameter": "par", "temporary": "tmp", "gradient": "grad",
-    "rematerialized": "remade", "communication": "comm", "input": "in", "user": "user", "unattributed": "other",
-}  # fmt: skip
 STALE = 10.0
 """Seconds after which figures are called old."""
-_BAR = 15
+_DEVICES = [
+    Column("Device"), Column("name", flexible=True), Column("temp", right=True), Column("use", right=True),
+    Column("power", right=True), Column("used", right=True), Column("of", right=True),
+]  # fmt: skip
+_PROCESSES = [
+    Column("PID", right=True), Column("program", flexible=True), Column("on"), Column("step", right=True),
+    Column("holds", right=True), Column("live", right=True), Column("peak", right=True), Column("pool", right=True),
+]  # fmt: skip
 
 
-def lines(state: dict[str, Any], width: int, ascii_only: bool) -> list[str]:
-    """What ``state`` says (see ``command.gather``) in lines that are no wider than ``width``."""
-    ours = {one["pid"]: one for one in state["processes"]}
-    draw = _Drawing(width, ascii_only)
-    told: set[int] = set()
-    for note in state["notes"]:
-        draw.put(*draw.clean(note, 500).split(), gap=" ")
+def view(state: dict[str, Any], console: Console) -> Group:
+    """What ``state`` says (see ``command.gather``): of processes that are not tapegrad's what the driver says."""
+    out = Output(console)
+    ours = {process["pid"]: process for process in state["processes"]}
+    devices, processes = [], []
     for gpu in state["devices"]:
-        draw.put(*_heading(gpu, draw))
-        told |= draw.processes(gpu["processes"], ours)
-        for part in gpu["instances"]:
-            draw.put(f"  MIG {part['index']}  {draw.clean(part['name'])}", _room(part, draw))
-            told |= draw.processes(part["processes"], ours)
-    total, available = state["cpu"]["total_bytes"], state["cpu"]["available_bytes"]
-    if total is not None:
-        used = None if available is None else total - available
-        draw.put("CPU", _room({"used_bytes": used, "total_bytes": total}, draw))
-    for pid, one in ours.items():
-        if pid not in told:
-            draw.process(one, None)
-    if not ours:
-        draw.put("  no program runs under tapegrad profile")
-    return draw.lines
+        for part, name in ((gpu, f"GPU {gpu['index']}"), *((p, f"  MIG {p['index']}") for p in gpu["instances"])):
+            devices.append(_device(name, part))
+            for process in part["processes"]:
+                figures = ours.get(process["pid"], {"program": process["name"] or "?"})
+                processes.append((name.strip(), process["pid"], process["used_bytes"], figures))
+    on_devices = {pid for _, pid, *_ in processes}
+    processes += [("CPU", pid, process["rss_bytes"], process) for pid, process in ours.items() if pid not in on_devices]
+    cpu = state["cpu"]
+    devices.append(_device("CPU", {**cpu, "name": "", "used_bytes": cpu["total_bytes"] - cpu["available_bytes"]}))
+    lines = [Text(out.text(note)) for note in state["notes"]]
+    lines += out.lines(_DEVICES, devices)
+    if processes:
+        lines += [Text(), *out.lines(_PROCESSES, [_process(*process) for process in processes])]
+    for pid, process in {pid: process for _, pid, _, process in processes}.items():
+        lines += [Text(out.text(f"{pid} {line}")) for line in _details(process)]
+    if not state["processes"]:
+        lines.append(Text("no program runs under tapegrad profile"))
+    return Group(*lines)
 
 
-def _heading(gpu: dict[str, Any], draw: _Drawing) -> list[str]:
-    """Name, temperature, use, power, memory of a device; what it does not say is left out."""
-    parts = [f"GPU {gpu['index']}  {draw.clean(gpu['name'])}"]
-    if gpu["temperature_c"] is not None:
-        parts.append(f"{gpu['temperature_c']} {'C' if draw.ascii_only else '°C'}")
-    if gpu["utilization_percent"] is not None:
-        parts.append(f"{gpu['utilization_percent']} %")
-    if gpu["power_mw"] is not None:
-        limit = "" if gpu["power_limit_mw"] is None else f"/{gpu['power_limit_mw'] / 1000:.0f}"
-        parts.append(f"{gpu['power_mw'] / 1000:.0f}{limit} W")
-    if gpu["mig"]:
-        parts.append("MIG")
-    return [*parts, _room(gpu, draw)]
+def _device(kind: str, device: dict[str, Any]) -> list[str]:
+    cell = lambda key, form: "" if device.get(key) is None else form(device[key])
+    power = cell("power_mw", lambda mw: f"{mw / 1000:.0f}") + cell("power_limit_mw", lambda mw: f"/{mw / 1000:.0f}")
+    return [
+        kind, device["name"], cell("temperature_c", "{} C".format), cell("utilization_percent", "{} %".format),
+        power and f"{power} W", cell("used_bytes", format_bytes), cell("total_bytes", format_bytes),
+    ]  # fmt: skip
 
 
-def _room(device: dict[str, Any], draw: _Drawing) -> str:
-    used, total = device["used_bytes"], device["total_bytes"]
-    if used is None or not total:
-        return "" if total is None else iec(total)
-    unit, scale = unit_of(total)
-    return f"{used / scale:.1f}/{total / scale:.1f} {unit} {draw.bar(used / total)}"
+def _process(where: str, pid: int, held: int | None, process: dict[str, Any]) -> list[str]:
+    size = lambda n: "-" if n is None else format_bytes(n)
+    step = process.get("step")
+    return [
+        str(pid), process["program"], where, "-" if step is None else str(step), size(held),
+        *(size(process.get(key)) for key in ("live_bytes", "peak_bytes", "reserved_bytes")),
+    ]  # fmt: skip
 
 
-class _Drawing:
-    """Collects the lines of the report."""
-
-    def __init__(self, width: int, ascii_only: bool) -> None:
-        self.width, self.ascii_only = width, ascii_only
-        self.lines: list[str] = []
-
-    def clean(self, text: str, most: int = 40) -> str:
-        encoding = "ascii" if self.ascii_only else "utf-8"
-        return clip(shown(text, encoding), most, "..." if self.ascii_only else "…")
-
-    def bar(self, share: float) -> str:
-        eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
-        if self.ascii_only:
-            eighths = 8 * round(eighths / 8)
-        return drawn_bar(eighths, self.ascii_only).ljust(_BAR, "." if self.ascii_only else "░")
-
-    def put(self, *parts: str, indent: int = 4, gap: str = "  ") -> None:
-        """Parts beside each other; those that do not fit go on in a further line."""
-        line = ""
-        for part in filter(None, parts):
-            if line and cell_len(line) + len(gap) + cell_len(part) > self.width:
-                self.lines.append(line)
-                line = " " * indent + part
-            else:
-                line = line + gap + part if line else part
-            line = clip(line, self.width, "..." if self.ascii_only else "…")
-        self.lines.append(line)
-
-    def processes(self, listed: list[dict[str, Any]], ours: dict[int, dict[str, Any]]) -> set[int]:
-        """One entry for each process on a device; which of them are ours."""
-        for one in listed:
-            if one["pid"] in ours:
-                self.process(ours[one["pid"]], one["used_bytes"])
-            else:
-                used = "?" if one["used_bytes"] is None else iec(one["used_bytes"])
-                self.put(f"  PID {one['pid']:<7} {self.clean(one['name'] or '?', 24)}", "(not tapegrad)", used)
-        return {one["pid"] for one in listed} & ours.keys()
-
-    def process(self, one: dict[str, Any], on_device: int | None) -> None:
-        """What a process of ours says of itself, and (in bytes) what the driver or the system says of it."""
-        head = f"  PID {one['pid']:<7} {self.clean(one['program'], 24)}"
-        if one["step"] is not None:
-            head += f"  step {one['step']}"
-        for key, label in (("live_bytes", "live"), ("peak_bytes", "peak")):
-            if one[key] is not None:
-                head += f"  {iec(one[key])} {label}"
-        parts = [head, self._split(one["categories"]), self._around(one, on_device)]
-        if one["updated"] is not None and one["age"] > STALE:
-            parts.append(f"said {one['age']:.0f} s ago")
-        self.put(*parts, indent=6, gap=" | " if self.ascii_only else " │ ")
-
-    def _split(self, categories: dict[str, int]) -> str:
-        """Bytes by category, the largest first, in one unit."""
-        sizes = sorted(((n, name) for name, n in categories.items() if n), reverse=True)
-        if not sizes:
-            return ""
-        unit, scale = unit_of(sizes[0][0])
-        return "  ".join(f"{SHORT.get(name) or self.clean(name, 12)} {n / scale:.2f}" for n, name in sizes) + f" {unit}"
-
-    def _around(self, one: dict[str, Any], on_device: int | None) -> str:
-        """What lies around the tensors: the pool, and what is outside of it."""
-        reserved, parts = one["reserved_bytes"], []
-        if reserved is not None:
-            parts.append(f"pool {iec(reserved)}")
-        if reserved is not None and on_device is not None:
-            parts.append(f"outside pool {iec(max(on_device - reserved, 0))}")
-        if on_device is None and one["rss_bytes"] is not None:
-            parts.append(f"RSS {iec(one['rss_bytes'])}")
-        return "  ".join(parts)
+def _details(process: dict[str, Any]) -> list[str]:
+    """Bytes by category, the largest first, and whether they are old."""
+    sizes = sorted(((n, name) for name, n in process.get("categories", {}).items() if n), reverse=True)
+    lines = [", ".join(f"{name} {format_bytes(n)}" for n, name in sizes)] if sizes else []
+    if process.get("updated") is not None and process["age"] > STALE:
+        lines.append(f"updated {process['age']:.0f} s ago")
+    return lines

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from html import escape
 from importlib import resources
 
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import Run
 from tapegrad.profile.runs.whole import whole
 from tapegrad.profile.viewer.payload import encode
+from tapegrad.sizes import format_bytes
 
 # Each after those it imports from.
 MODULES = (
@@ -56,7 +56,7 @@ def page(run: Run, *, source: bool = True, advice: Mapping[str, object] | None =
     payload = encode(run, source=source, advice=advice, max_drawn=max_drawn)
     parts = {
         "title": escape(f"{visible(str(run.meta['program']))} · memory · tapegrad"),
-        "peak": escape(iec(run.peak["bytes"])),
+        "peak": escape(format_bytes(run.peak["bytes"])),
         "style": asset("viewer.css"),
         "payload": base64.b64encode(payload).decode(),
         "script": script(),

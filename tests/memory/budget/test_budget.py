@@ -355,7 +355,7 @@ def test_the_error_tells_what_tapes_want_of_what_the_user_holds(x: tg.Tensor) ->
         except BudgetError as e:
             return str(e)
 
-    assert "activation 4.0 KiB" in refused()
+    assert "activation 4.00 KiB" in refused()
 
 
 def test_a_value_comes_back_early_where_twice_its_bytes_are_left_besides() -> None:

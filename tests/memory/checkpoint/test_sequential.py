@@ -200,7 +200,7 @@ def test_plans_can_be_printed(x: tg.Tensor) -> None:
     sequence = checkpoint_sequential(functions, budget="10 MB")
     gradients(sequence, x, [x, *weights])
     said = str(sequence.plan).splitlines()
-    assert len(said) == 5 and "112.5 KiB" in said[1] and "1.000 times the work" in said[-1]
+    assert len(said) == 5 and "112.50 KiB" in said[1] and "1.000 times the work" in said[-1]
     assert [len(line.split()) for line in said[:4]] == [4, 7, 7, 7], "every function's bytes are in its own line"
     sequence = checkpoint_sequential([tg.sin, tg.cos, tg.exp])
     gradients(sequence, x, [x])

@@ -443,11 +443,11 @@ def test_a_printed_measure_is_one_line() -> None:
         v = tg.Variable(np.ones(1024, np.float32))
         tg.grad(lambda x: tg.sum(tg.recompute_grad(tg.tanh)(x)))(v)
     assert len(m.samples) > 3
-    peak, live = r"<Measure: peak [\d.]+ KiB \(.*\bparameter 4.0 KiB\b.*\)", r"live [\d.]+ KiB"
+    peak, live = r"<Measure: peak [\d.]+ KiB \(.*\bparameter 4.00 KiB\b.*\)", r"live [\d.]+ KiB"
     assert re.fullmatch(rf"{peak}; {live}; kernels: \d+, which moved [\d.]+ KiB; reruns: 1>", str(m)), m
     parts = {"category": {"input": 100, "gradient": 4 << 20}}
     made = Measure(3 << 20, 5 << 20, peak_parts=parts, evictions=7, detailed=False)
-    assert repr(made) == "<Measure: peak 5.0 MiB (gradient 4.0 MiB, input 100 B); live 3.0 MiB; values dropped: 7>"
+    assert repr(made) == "<Measure: peak 5.00 MiB (gradient 4.00 MiB, input 100 B); live 3.00 MiB; values dropped: 7>"
 
 
 def test_no_place_is_held_when_nothing_counts() -> None:

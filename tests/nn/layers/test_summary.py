@@ -28,16 +28,16 @@ class Twice(nn.Layer):
 
 TABLE = """\
 Sequential "model"
------------------------------------------------------------------------------
-layer                            output shape    parameters    bytes  dtype
------------------------------------------------------------------------------
+------------------------------------------------------------------------------
+layer                            output shape    parameters     bytes  dtype
+------------------------------------------------------------------------------
 Sequential                       (2, 1000)
-  _stack.0 (Conv2D)              (2, 8, 10, 10)         224    896 B  float32
+  _stack.0 (Conv2D)              (2, 8, 10, 10)         224     896 B  float32
   _stack.1 (MaxPool2D)           (2, 8, 5, 5)
-  _stack.2 (BatchNormalization)  (2, 8, 5, 5)            32    128 B  float32
-  _stack.4 (Dense)               (2, 1000)          201,000  1.5 MiB  float64
------------------------------------------------------------------------------
-201,256 parameters (1.5 MiB): 201,240 are trained, 16 are not"""
+  _stack.2 (BatchNormalization)  (2, 8, 5, 5)            32     128 B  float32
+  _stack.4 (Dense)               (2, 1000)          201,000  1.53 MiB  float64
+------------------------------------------------------------------------------
+201,256 parameters (1.53 MiB): 201,240 are trained, 16 are not"""
 
 
 def test_a_table() -> None:

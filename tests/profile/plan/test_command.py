@@ -13,9 +13,9 @@ from tapegrad.profile.plan.advice import advice
 from tapegrad.profile.plan.file import load
 from tapegrad.profile.plan.problem import Problem, held_bytes
 from tapegrad.profile.plan.text import verified
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs import Run, save
 from tapegrad.profile.runs.model import KINDS
+from tapegrad.sizes import format_bytes
 from tests.profile.made_runs import MIB, empty
 from tests.profile.plan.made import training
 from tests.profile.plan.test_predicting import plain
@@ -69,7 +69,7 @@ def test_a_budget_that_cannot_be_kept_is_answered_with_the_smallest(here: Path) 
     result = plan("--budget", str(held - 1))
     assert result.exit_code == 3 and result.stdout == ""
     assert held < 10 * MIB
-    assert f"the smallest peak is {iec(held)} ({held} bytes): so much is alive" in result.stderr
+    assert f"the smallest peak is {format_bytes(held)} ({held} bytes): so much is alive" in result.stderr
     assert not (here / "plan.json").exists()
 
 
@@ -118,7 +118,7 @@ def test_advice_names_the_run_and_the_last_resort(here: Path) -> None:
     run = training()
     run.calls["kind"] = [KINDS.index("scope")] * run.count("calls")  # no calls to choose from
     ((what, command),) = advice(run).commands
-    assert iec(held_bytes(run)) in what and command == "tapegrad profile --budget SIZE PROGRAM"
+    assert format_bytes(held_bytes(run)) in what and command == "tapegrad profile --budget SIZE PROGRAM"
 
 
 def test_what_fits_needs_no_plan(here: Path) -> None:

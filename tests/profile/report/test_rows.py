@@ -7,8 +7,9 @@ import pytest
 from tapegrad.profile.report import rows as r
 from tapegrad.profile.report.chart import chart
 from tapegrad.profile.report.escape import clip, shown
-from tapegrad.profile.report.units import iec, ms
+from tapegrad.profile.report.units import ms
 from tapegrad.profile.runs.timeline import alive
+from tapegrad.sizes import format_bytes
 from tests.profile.made_runs import MIB, Builder, empty, many, training
 
 
@@ -185,7 +186,7 @@ def test_clipping_counts_cells() -> None:
 
 
 def test_units() -> None:
-    assert [iec(n) for n in (0, 1023, 1024, 6893338624, (1 << 20) - 1)] == [
+    assert [format_bytes(n) for n in (0, 1023, 1024, 6893338624, (1 << 20) - 1)] == [
         "0 B", "1023 B", "1.00 KiB", "6.42 GiB", "1.00 MiB",
     ]  # fmt: skip
     assert [ms(n) for n in (310_000, 12_340_000, 189_000_000, 12_300_000_000)] == [

@@ -7,7 +7,7 @@ from typing import Any
 import made_runs
 
 from tapegrad.profile.report.arenas import arenas
-from tapegrad.profile.report.units import iec
+from tapegrad.sizes import format_bytes
 
 HEIGHT = 96
 
@@ -20,8 +20,8 @@ def test_the_tables_have_the_figures_of_the_report(show: Any) -> None:
         "#arenas table",
         "found => found.map((t) => [...t.tBodies[0].rows].map((r) => [...r.cells].map((c) => c.innerText)))",
     )
-    assert [row[:2] for row in categories] == [[g.key, iec(g.bytes)] for g in arena.categories]
-    assert [(row[0], row[1], row[3]) for row in lines] == [(g.key, g.op, iec(g.bytes)) for g in arena.lines]
+    assert [row[:2] for row in categories] == [[g.key, format_bytes(g.bytes)] for g in arena.categories]
+    assert [(row[0], row[1], row[3]) for row in lines] == [(g.key, g.op, format_bytes(g.bytes)) for g in arena.lines]
     assert page.inner_text("#arenas h3") == "train: 7.00 MiB, 2 replays"
     assert "work 3 of 4, tanh, add, train.py:12, backward" in page.inner_text("#arenas .readout")
 

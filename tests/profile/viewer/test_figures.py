@@ -9,9 +9,9 @@ import made_runs
 import pytest
 from report_page import RUNS, cursor, drawn, go, integer, integers, rows
 
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import CATEGORIES
 from tapegrad.profile.runs.timeline import alive, events, totals
+from tapegrad.sizes import format_bytes
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -19,7 +19,7 @@ def test_its_figures_are_the_runs(show: Any, name: str) -> None:
     run = RUNS[name]()
     page = show(run)
     assert integer(page, "#peak") == run.peak["bytes"]
-    assert page.inner_text("#peak") == iec(run.peak["bytes"])
+    assert page.inner_text("#peak") == format_bytes(run.peak["bytes"])
     found = list(totals(run))
     assert page.evaluate("Array.from(tapegradReport.run.totals)") == [total for _, _, total, _ in found]
     at_peak = max(((total, -i) for i, (_, _, total, _) in enumerate(found)), default=(0, 1))
@@ -126,7 +126,7 @@ def test_what_was_computed_again_is_listed(show: Any) -> None:
     run = made_runs.training(steps=3, checkpointed=2)
     page = show(run)
     text = page.inner_text("#lineage")
-    assert "6 reruns" in text and iec(12 * made_runs.MIB) in text
+    assert "6 reruns" in text and format_bytes(12 * made_runs.MIB) in text
     assert page.locator("#lineage table").nth(1).locator("td.number").all_inner_texts() == ["6", "6.00 MiB"] * 2
     page.locator("#lineage button").first.click()
     drawn(page)

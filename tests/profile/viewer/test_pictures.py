@@ -8,9 +8,9 @@ import made_runs
 import pytest
 from report_page import box_of, colour, cursor, drawn, integer, palette
 
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.runs.model import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import events, totals
+from tapegrad.sizes import format_bytes
 
 
 def test_hovering_a_rectangle_tells_of_its_allocation(show: Any) -> None:
@@ -29,7 +29,7 @@ def test_hovering_a_rectangle_tells_of_its_allocation(show: Any) -> None:
             f"{function}()",
             run.text(run.allocs["op"][a]),
             "float32",
-            iec(run.allocs["bytes"][a]),
+            format_bytes(run.allocs["bytes"][a]),
         ):
             assert text in card, (a, text, card)
     assert f"repeats\n#{run.allocs['remat_of'][rematerialized]} matmul at model.py:42" in card

@@ -8,7 +8,7 @@ import made_runs
 from report_page import colour, drawn
 
 from tapegrad.profile.report.communication import line_rows, rank_rows
-from tapegrad.profile.report.units import iec
+from tapegrad.sizes import format_bytes
 
 LANE, TOP = 30, 4
 
@@ -64,10 +64,10 @@ def test_the_tables_have_the_figures_of_the_report(show: Any) -> None:
         "found => found.map((t) => [...t.tBodies[0].rows].map((r) => [...r.cells].map((c) => c.innerText)))",
     )
     ranks, lines = cells
-    assert [row[:2] for row in ranks] == [[str(r.rank), iec(r.peak_bytes)] for r in rank_rows(run)]
-    assert [row[3] for row in ranks] == [iec(r.sent_bytes) for r in rank_rows(run)]
+    assert [row[:2] for row in ranks] == [[str(r.rank), format_bytes(r.peak_bytes)] for r in rank_rows(run)]
+    assert [row[3] for row in ranks] == [format_bytes(r.sent_bytes) for r in rank_rows(run)]
     assert [row[:4] for row in lines] == [
-        [r.kind, f"{r.file}:{r.line}", str(r.calls), iec(r.bytes)] for r in line_rows(run)
+        [r.kind, f"{r.file}:{r.line}", str(r.calls), format_bytes(r.bytes)] for r in line_rows(run)
     ]
     assert "of rank 2" in page.inner_text("#ranks .hint")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tapegrad.profile.report.units import iec
 from tapegrad.profile.viewer import html
+from tapegrad.sizes import format_bytes
 
 ASSETS = Path(str(resources.files("tapegrad.profile.viewer").joinpath("assets")))
 TESTS = Path(__file__).parent / "js"
@@ -97,4 +97,4 @@ def test_sizes_read_as_on_the_command_line(node: str) -> None:
     )
     result = subprocess.run([node, "--input-type=module", "-"], input=code, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == [iec(n) for n in sizes]
+    assert json.loads(result.stdout) == [format_bytes(n) for n in sizes]

@@ -13,8 +13,9 @@ from tapegrad.profile.plan.ranks.predicting import Line, Prediction, bucket_size
 from tapegrad.profile.plan.ranks.recorded import step_of
 from tapegrad.profile.plan.text import change_in_time, file_line
 from tapegrad.profile.report.table import Column, Output
-from tapegrad.profile.report.units import counted, iec, ms, percent
+from tapegrad.profile.report.units import counted, ms, percent
 from tapegrad.profile.runs import Run
+from tapegrad.sizes import format_bytes
 
 _WORTH = 0.99
 """Another size of buckets is named if a step takes at most this part of its time then."""
@@ -115,7 +116,7 @@ def _sum(p: Prediction) -> Line:
 def _cells(line: Line) -> list[str]:
     where = f"{file_line(line.file, line.line)} " if line.file else ""
     times = _TIMES.format(_ms(line.seconds), _ms(line.hidden), _ms(line.exposed))
-    return [where + line.kind, f"{line.calls:,}", iec(line.nbytes), times]
+    return [where + line.kind, f"{line.calls:,}", format_bytes(line.nbytes), times]
 
 
 def _buckets(answer: Answer) -> str:
@@ -123,7 +124,7 @@ def _buckets(answer: Answer) -> str:
         return "Larger buckets: predicted no faster."
     size, best = answer.best
     change = change_in_time(_ns(best.seconds), _ns(answer.there.seconds))
-    return f"Best bucket_bytes: predicted {iec(size)}, step {_ms(best.seconds)} ({change})"
+    return f"Best bucket_bytes: predicted {format_bytes(size)}, step {_ms(best.seconds)} ({change})"
 
 
 def _share(p: Prediction) -> str:

@@ -31,10 +31,10 @@ def parse_bytes(size: object) -> int:
 
 
 def format_bytes(nbytes: int) -> str:
-    """``nbytes`` in IEC units with one decimal: 1536 is ``1.5 KiB``."""
+    """``nbytes`` in IEC units with two decimals: 6893338624 is ``6.42 GiB``."""
     value, unit = float(nbytes), "B"
-    for following in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024:
+    for following in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if abs(value) < (1024 if unit == "B" else 1023.995):  # what rounds to 1024.00 is 1.00 of the next unit
             break
         value, unit = value / 1024, following
-    return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+    return f"{nbytes} B" if unit == "B" else f"{value:.2f} {unit}"
