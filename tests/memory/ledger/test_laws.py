@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from programs import decisions, laws
 from programs.draw import draw
@@ -146,3 +148,36 @@ def test_a_child_forked_at_any_time_counts_and_computes_on(subjects: list[Subjec
         for t in threads:
             t.join(60)
     assert statuses == [0] * 6 and not failed
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_in_the_middle_of_a_kernel_of_another_thread_computes_on() -> None:
+    """NumPy calls a function of the user's while a lazy value is evaluated."""
+    x, inside, over = tg.asarray(np.linspace(-1.0, 1.0, 20_000)), threading.Event(), threading.Event()
+    expected = tg.tanh(x).numpy(copy=True)
+
+    def invalid(kind: str, flag: int) -> None:
+        inside.set()
+        over.wait(60)
+
+    def work() -> None:
+        with tg.measure(timeline=True), tg.memory_budget("1GiB"), np.errstate(invalid="call", call=invalid):
+            tg.log(x).numpy()
+
+    count = tg.get_num_threads()
+    tg.set_num_threads(1)  # whose helpers have error states of their own
+    other = threading.Thread(target=work, daemon=True)
+    other.start()
+    try:
+        assert inside.wait(60)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with tg.measure(), tg.memory_budget("1GiB"):
+                os._exit(0 if np.array_equal(tg.tanh(x).numpy(), expected) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        over.set()
+        other.join(60)
+        tg.set_num_threads(count)

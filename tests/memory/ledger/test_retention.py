@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checks import c64, no_garbage
-from programs.laws import check_left, settled
+from programs.laws import check_left, in_thread, settled
 
 import tapegrad as tg
 
@@ -155,19 +155,24 @@ def test_data_of_dead_values_makes_room_before_anything_is_dropped() -> None:
 
 
 def test_exactly_the_bytes_that_are_left_can_be_taken_and_no_more() -> None:
-    """Whatever came and went before, in this thread or another, and after an error."""
-    x = c64(np.ones(100))
+    """Whatever came and went before, in this thread or another, and after kernels that failed."""
+    x, negative = c64(np.ones(100)), c64(np.linspace(-1.0, 1.0, 20_000))
+
+    def fail() -> None:
+        with np.errstate(invalid="raise"), pytest.raises(FloatingPointError):
+            tg.log(negative).numpy()
 
     def churn() -> None:
         for _ in range(20):
             tg.sin(x), c64(np.ones(200))
+        fail()
 
-    with tg.measure() as m:
-        limit = m.live_bytes + 10 * 1024
-    for _ in range(2):
+    fail()
+    limit = settled().live_bytes + 400 * 1024
+    for run in (churn, lambda: in_thread(churn)):
         with tg.memory_budget(limit) as m:
-            churn()
-            kept = [tg.sin(x) for _ in range(10)]
+            run()
+            kept = [tg.sin(x) for _ in range(400)]
             assert m.live_bytes == limit
             with pytest.raises(tg.errors.BudgetError) as e:
                 tg.cos(x)
@@ -177,3 +182,25 @@ def test_exactly_the_bytes_that_are_left_can_be_taken_and_no_more() -> None:
             kept.append(tg.cos(x))
             assert m.peak_bytes == limit
             del kept, e
+
+
+def test_bytes_promised_to_a_kernel_that_runs_are_nobody_elses() -> None:
+    """Meanwhile another thread enters a block of its own and asks for one byte more than is left, then for that."""
+    x, fitted = c64(np.ones(1000)), list[bool]()
+
+    def fits(nbytes: int) -> bool:
+        with tg.memory_budget("1GiB"):
+            try:
+                return tg.asarray(np.zeros(nbytes, np.int8)) is not None
+            except tg.errors.BudgetError:
+                return False
+
+    @tg.primitive(infer=lambda a: (a.shape, a.dtype))
+    def twice(a: np.ndarray) -> np.ndarray:
+        fitted.extend(in_thread(lambda n=n: fits(n)) for n in (1025, 1024))
+        return a * 2.0
+
+    with tg.memory_budget(settled().live_bytes + 8192 + 1024) as m:
+        y = twice(x)
+        assert m.peak_bytes <= settled().live_bytes + 1024
+    assert fitted == [False, True] and y[0].numpy() == 2.0
