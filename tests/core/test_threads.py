@@ -12,7 +12,7 @@ import pytest
 
 import tapegrad as tg
 
-SIZE = 300_000
+SIZE = 3_000_000
 
 
 def counter() -> tuple[tg.Variable, Callable[[], Any]]:
@@ -34,13 +34,13 @@ def test_threads_that_begin_at_any_time_read_whole_values() -> None:
             if len(np.unique(a)) != 1:
                 wrong.append(a)
 
-    for _ in range(30):
+    for _ in range(15):
         threads.append(threading.Thread(target=read))
         threads[-1].start()
         step(), step()
     for t in threads:
         t.join(60)
-    assert not wrong and v.numpy()[0] == 64.0
+    assert not wrong and v.numpy()[0] == 34.0
 
 
 def test_an_array_in_the_users_hands_is_not_overwritten() -> None:

@@ -170,19 +170,6 @@ def test_targets_of_several_shapes_that_read_one_array_have_kernels_of_their_own
     np.testing.assert_array_equal(two.numpy(), row.numpy() * m.numpy())
 
 
-@pytest.mark.parametrize(("most", "kernels"), [(64, 1), (3, 2)])
-def test_a_kernel_of_several_targets_touches_no_more_than_so_many_values(most, kernels, x, monkeypatch):
-    """Here the array that both read, and what each is made of."""
-    monkeypatch.setattr(region, "MAX_TOGETHER", most)
-    w = from_array(np.full(BIG, 0.5))
-    with tg.GradientTape() as tape:
-        tape.watch([x, w])
-        y = tg.sin(x * w)
-    with tg.measure() as m:
-        tape.gradient(y, [x, w])
-    assert m.kernel_runs == kernels
-
-
 def test_a_costly_value_is_stored_for_a_rule_and_only_then():
     x = tg.asarray(np.linspace(-2, 2, 40960).reshape(256, 160))
     with tg.measure() as alone:
