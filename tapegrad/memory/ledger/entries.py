@@ -335,18 +335,21 @@ class Entries:
 
     def add(self, entry: Entry, epoch: int) -> None:
         """Its bytes are there."""
-        entry.category, entry.epoch, entry.state, entry.number = entry.came_as, epoch, THERE, -1
+        entry.category, entry.epoch, entry.number = entry.came_as, epoch, -1
         self._entries[id(entry)] = entry
+        entry.state = THERE
         if self.totals:
             self._add(entry, entry.nbytes)
 
     def hand_on(self, entry: Entry, to: Entry) -> None:
         """The bytes of one entry are those of another from now on."""
-        if self._entries.pop(id(entry), None) is not None:
+        old, new = id(entry), id(to)
+        if old in self._entries:
             _copy(entry, to)
             to.state = THERE
             entry.number = -1
-            self._entries[id(to)] = to
+            self._entries[new] = to
+            del self._entries[old]  # no call in between: an interrupt leaves one of the two
         entry.state = NO_MORE
 
     def remove(self, entry: Entry) -> None:

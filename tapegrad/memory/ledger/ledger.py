@@ -275,6 +275,9 @@ class Ledger(Account):
         account.count_with(self)
         self._note_changes()
         self._add_work()
+        if not self._open:  # an interrupt in a finalizer may have hidden that a value has gone
+            self._entries.recount()
+            self._find_room()
         live = self._entries.live_bytes
         self._open = [*self._open, measure]
         if measure.detailed and not self.detailed:
