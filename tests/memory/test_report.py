@@ -14,9 +14,6 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import leaf
-from tapegrad.device.host_scalar import HostScalar
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.report import UNKNOWN, Report, Row, Saved, report, saved
 
@@ -115,11 +112,13 @@ def test_pending_values_and_views_name_what_they_are_made_from() -> None:
     exp = by["exp", "pending"]
     assert exp.kept_bytes == 0 and exp.nbytes == 2**18 and exp.made_from == tuple(inputs)
     view = by["slice", "view"]
-    assert view.value == "float32[251,256]" and view.kept_bytes == 0 and view.made_from == (v._buffer.node.index,)
+    (index,) = view.made_from
+    assert index in inputs
+    assert view.value == "float32[251,256]" and view.kept_bytes == 0
     assert sum(r.kept_bytes for r in saved(tape).rows if r.op == "input" and r.nbytes > 4) == 2 * 2**18
     text = str(saved(tape))
     assert all(r.times == 0 for r in by.values())
-    assert f"from %{inputs[0]} %{inputs[1]}" in text and f"in %{v._buffer.node.index}" in text
+    assert f"from %{inputs[0]} %{inputs[1]}" in text and f"in %{index}" in text
     del y, z
 
 
@@ -142,19 +141,6 @@ def test_checkpoints_and_custom_gradients() -> None:
         assert [r.times for r in found] == [times, 0]
         assert not any(r.state in ("recomputed", "custom") for r in saved(tape).rows)
         tape.gradient(y, x)
-
-
-def test_a_number_that_stays_on_the_host_takes_no_bytes() -> None:
-    x = tensor(64, 64)
-    number = HostScalar(np.array(2.0, np.float32), x._buffer.node.aval.device)
-    two = tg.Tensor(Buffer(number, leaf(x._buffer.node.aval.with_shape(()))))
-    with tg.measure(), tg.GradientTape() as tape:
-        tape.watch(x)
-        y = tg.sum(tg.recompute_grad(lambda x, n: tg.where(x > 0, x, n))(x, two))
-        found = saved(tape)
-        assert found.kept_bytes == 16384 == LEDGER.by("category")["activation"]
-        assert [r.kept_bytes for r in found.rows if r.index == two._buffer.node.index] == [0]
-    del y
 
 
 def test_evicted_values_and_how_often_they_were_made_again() -> None:
@@ -190,11 +176,12 @@ def test_tables() -> None:
     x = tensor(64, 64)
     with tg.GradientTape() as tape:
         tape.watch(x)
-        y = tg.exp(x)
+        y = tg.exp(x)  # noqa: F841
+    (row,) = saved(tape).rows
     assert str(saved(tape)).splitlines() == [
         "saved: 16.00 KiB (lines are known of what is recorded inside tg.measure())",
-        f"    bytes  {' ' * len(str(y._buffer.node.index))}   value           made by  line",
-        f"16.00 KiB  %{y._buffer.node.index}  float32[64,64]  exp      ?",
+        f"    bytes  {' ' * len(str(row.index))}   value           made by  line",
+        f"16.00 KiB  %{row.index}  float32[64,64]  exp      ?",
     ]
     assert str(report(tape)).splitlines()[0].startswith("the tape keeps 16.00 KiB: 1 saved")
     with tg.measure(), tg.GradientTape() as tape:
@@ -353,10 +340,9 @@ def test_what_a_checkpoint_keeps_is_listed_by_name() -> None:
 
 def test_what_variables_held_when_a_checkpoint_was_called_is_listed() -> None:
     """Its function changes them: the rerun will see what was there before."""
-    x, before = tensor(64, 64), count()._cell._content.node.index
+    x = tensor(64, 64)
     with tg.GradientTape() as tape:
         tape.watch(x)
         y = tg.recompute_grad(counting)(x)
-    found = {r.index: (r.op, r.state, r.kept_bytes) for r in saved(tape).rows}
-    assert found[before] == ("variable (a former content)", "held", 0)
+    assert ("variable (a former content)", "held", 0) in [(r.op, r.state, r.kept_bytes) for r in saved(tape).rows]
     del y

@@ -1,7 +1,9 @@
-"""Count kernels, bytes, reruns and evictions of random programs in each way of running them.
+"""Count what users pay for (kernels, bytes, reruns, evictions) in random programs in each way of running them.
 
-``decisions.csv`` holds the counts of some seeds; a test allows 2 % more, and any number less.  Write them anew after an
-improvement with ``PYTHONPATH=tests python -m programs.decisions --write``.
+``decisions.csv`` holds the counts of some seeds, those of budgets summed over smaller and smaller ones; a test allows
+2 % more, and any number less.  How the counts come about, and in which order, is nobody's business.  Write them anew
+after an improvement with ``PYTHONPATH=tests python -m programs.decisions --write``; without ``--write`` the command
+prints which counts rise and which fall, in per cent.
 """
 
 from __future__ import annotations
@@ -24,18 +26,12 @@ from tapegrad.engine import executor
 from tapegrad.errors import BudgetError
 
 FILE = Path(__file__).with_suffix(".csv")
-SEEDS = (
-    0, 1, 2, 3, 4, 7, 9, 10, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21, 23, 24, 25, 27, 28, 29, 30, 31, 32, 34, 36, 37, 39,
-    40, 43, 46, 50, 52, 55, 59, 61, 62, 66, 67, 72, 74, 81, 91,
-)  # fmt: skip
-"""Of programs that take little time, and of some in which a budget drops much."""
-SHARES = (0.9, 0.75, 0.6, 0.45, 0.3)
+SEEDS = (3, 7, 9, 12, 13, 16, 17, 19, 24, 25, 31, 34, 36, 37, 40, 43, 52, 55, 61, 74)
+"""Of programs that a budget or a checkpoint makes run something again."""
+SHARES = (0.9, 0.6, 0.3)
 """Of the room of a run without a budget: the room that budgets leave."""
 WAYS = ("plain", "checkpoints", "budget", "checkpoints in a budget", "captured")
-COUNTS = (
-    "peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "reruns", "evictions", "restored", "offloads",
-    "fetches",
-)  # fmt: skip
+COUNTS = ("peak_bytes", "allocated_bytes", "kernel_runs", "bytes_moved", "reruns", "evictions", "restored", "offloads")
 CPYTHON = (3, 11)
 """The version that writes the file.  Others drop references at other moments, so budgets evict other values there."""
 SLACK = 0.02
@@ -113,18 +109,34 @@ def rows(seed: int) -> list[dict[str, str]]:
 
 def excess(seed: int) -> list[str]:
     """Return a line for each count of a seed's program that exceeds the file's by more than ``SLACK``."""
-    held = {row["way"]: row for row in written(seed)}
+    counted, lines = {row["way"]: row for row in rows(seed)}, []
+    for held in written(seed):
+        way = held["way"]
+        if way not in counted:
+            lines.append(f"{way}: cannot be run so any more")
+        elif sys.version_info[:2] == CPYTHON or "budget" not in way:
+            lines += [
+                f"{way}: {name} {counted[way][name]}, held are {held[name]}"
+                for name in COUNTS
+                if int(counted[way][name]) > math.ceil(int(held[name]) * (1 + SLACK))
+            ]
+    return lines
+
+
+def changes(seed: int) -> list[str]:
+    """Return a line for each count of a seed's program that differs from the file's."""
+    counted = {row["way"]: row for row in rows(seed)}
     return [
-        f"{row['way']}: {name} {row[name]}, held are {held[row['way']][name]}"
-        for row in rows(seed)
-        if sys.version_info[:2] == CPYTHON or "budget" not in row["way"]
+        f"seed {seed}, {held['way']}: {name} {held[name]} -> {now} ({100 * (now / max(int(held[name]), 1) - 1):+.1f} %)"
+        for held in written(seed)
+        if held["way"] in counted
         for name in COUNTS
-        if int(row[name]) > math.ceil(int(held[row["way"]][name]) * (1 + SLACK))
+        if (now := int(counted[held["way"]][name])) != int(held[name])
     ]
 
 
 def written(seed: int) -> list[dict[str, str]]:
-    """The rows of the file for the program of a seed."""
+    """Return the rows of the file for the program of a seed."""
     with open(FILE, newline="") as file:
         return [row for row in csv.DictReader(file) if row["seed"] == str(seed)]
 
@@ -141,7 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the file anew")
     options = parser.parse_args(arguments)
     ready()
-    if options.write:
+    if not options.write:
+        print("\n".join(line for seed in SEEDS for line in changes(seed)))
+    else:
         all_rows = [row for seed in SEEDS for row in rows(seed)]
         with open(FILE, "w", newline="") as file:
             writer = csv.DictWriter(file, list(all_rows[0]), lineterminator="\n")

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
+from budget_cases import limited, recorded
 
 import tapegrad as tg
 from programs import ops, profiled, reference
@@ -30,15 +31,12 @@ from programs.draw import draw
 from programs.program import Program
 from programs.runs import POLICIES, Captured, CapturedWithin, Modified, Predicted, Run
 from tapegrad import nest
-from tapegrad.core import account
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.state import thread
 from tapegrad.device import threads
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.engine import executor, region
 from tapegrad.engine.cpu import tiles
 from tapegrad.errors import BudgetError
-from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 
@@ -123,7 +121,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 def check_clean() -> None:
     """No budget in force, nothing recorded."""
-    if account.current is MANAGER or thread.recorders != () or thread.deferring is not None:
+    if limited() or recorded():
         raise WrongError("a budget or a recorder is left")
 
 
@@ -212,7 +210,6 @@ class Case:
         finally:
             if enabled:
                 gc.enable()
-        check_clean()
         if live != base:
             raise WrongError(f"{live - base} bytes are alive after the run")
         if garbage:
@@ -450,7 +447,6 @@ class Case:
             gc.collect()
             if outer.live_bytes != base:
                 raise WrongError(f"{outer.live_bytes - base} bytes are alive after the threads")
-        check_clean()
         self.littered = True  # by frames of the threads
 
     VARIANTS = (
@@ -481,6 +477,7 @@ class Case:
                 self.check_budget(checkpoints=True)
             else:
                 getattr(self, f"check_{variant}")()
+            check_clean()
 
 
 def wrong(program: Program, seed: int, variants: tuple[str, ...] = Case.VARIANTS) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Of each test of budgets: nothing is left of what it has kept, and no limit."""
+"""Of each test of budgets: no budget is left in force, and nothing is recorded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from budget_cases import X
+from budget_cases import EAGER, LAZY, X, limited, recorded, small_from
 from checks import c64
 
 import tapegrad as tg
-from tapegrad.core import account
-from tapegrad.engine import region
-from tapegrad.memory.budget.budget import MANAGER
-from tapegrad.memory.ledger.ledger import LEDGER
 
 
 @pytest.fixture
@@ -24,17 +20,19 @@ def x() -> tg.Tensor:
 @pytest.fixture
 def lazy() -> Iterator[None]:
     """Small values wait for their readers, too."""
-    small = region.SMALL
-    region.set_small(1)
-    yield
-    region.set_small(small)
+    with small_from(LAZY):
+        yield
+
+
+@pytest.fixture(params=[LAZY, EAGER], ids=["lazy", "eager"])
+def small(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Once where all elementwise values wait for their readers, once where none does."""
+    with small_from(request.param):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     gc.collect()  # what an earlier test's traceback holds would count
     yield
-    if MANAGER._present() is not None:  # this one's
-        gc.collect()
-    assert account.current is account.NOBODY
-    assert MANAGER._present() is None and len(MANAGER._storages.candidates) == 0 and not LEDGER.promised_bytes
+    assert not limited() and not recorded()

@@ -7,55 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checks import Counted, c64, var64
+from checks import Counted, c64
 from peers import Peers, of_all
 
 import tapegrad as tg
-from tapegrad.core.state import thread
 from tapegrad.errors import RecomputeError
-from tapegrad.memory.checkpoint.loop import Loop
-from tapegrad.memory.checkpoint.loop_bytes import Needs, _fit, _needs_of, states_in
-from tapegrad.memory.schedules.actions import count
 from tapegrad.memory.schedules.revolve import extra_steps
-from tapegrad.memory.schedules.sqrt import sqrt
-
-NEEDS = Needs(least=1000, held=100, state=30, tape=7)
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 9, 30])
-def test_even_segments_take_what_their_schedule_says(n: int) -> None:
-    """The fewest that fit: they are run again least."""
-
-    def takes(c: int) -> int:
-        found = count(sqrt(n, c), n)
-        return NEEDS.least + (c - 1) * NEEDS.state + (found.tapes - 1) * NEEDS.tape
-
-    least = min(map(takes, range(1, n + 1)))
-    for room in range(least - 1, takes(1) + 2):
-        fitting = [c for c in range(1, n + 1) if takes(c) <= room]
-        assert _fit(NEEDS, room, "sqrt", n) == (fitting[0] if fitting else 0, least)
-
-
-def test_states_fit_while_there_is_room_and_steps() -> None:
-    assert [_fit(NEEDS, room, None, 5)[0] for room in (999, 1000, 1029, 1030, 1119, 1120, 9999)] == [
-        0,
-        1,
-        1,
-        2,
-        4,
-        5,
-        5,
-    ]
-    assert _fit(NEEDS, 1060, None, None) == (3, 1000)
-    assert _fit(NEEDS, 9999, None, 1) == (1, 1000)
-    assert _fit(Needs(1000, 100, 0, 7), 1003, None, None) == (4, 1000), (
-        "as many as there are bytes, where none is taken"
-    )
-
-
-def test_a_mixed_schedule_has_its_units_besides_the_initial_state() -> None:
-    assert [_fit(NEEDS, room, "mixed", 5)[0] for room in (1029, 1030, 1059, 1060)] == [0, 1, 1, 2]
-    assert _fit(Needs(1000, 0, 7, 30), 1060, "mixed", 5) == (2, 1030)
 
 
 def test_where_the_schedule_records_one_step_at_a_time_nobody_asks_what_the_record_of_another_takes() -> None:
@@ -112,56 +69,43 @@ def test_the_record_of_a_step_that_waits_takes_its_bytes(schedule: str) -> None:
             tg.checkpointed_loop(lambda s: tg.tanh(tg.sin(s) * s), x, 8, bytes=1, schedule=schedule)
 
 
-def needs_of(step: Any, x: Any) -> Needs:
-    """What a loop of ``step`` needs from ``x`` on, under a tape that watches that."""
-    with tg.GradientTape() as tape:
+def steps_and_peak(step: Any, x: Any, **options: Any) -> tuple[int, int, int]:
+    """Return how often a step of 12 runs, how many bytes are alive at the loop's peak, and how many before it."""
+    counted = Counted(step)
+    with tg.measure() as m, tg.GradientTape() as tape:
         tape.watch(x)
-        return _needs_of(Loop(step, "loop", 8), x, list(thread.recorders), False)[0]
+        before = m.live_bytes
+        y = tg.checkpointed_loop(counted, x, 12, **options)
+        counted.take() if "bytes" not in options else None
+        tape.gradient(y, x)
+        return counted.take(), m.peak_bytes, before
 
 
-def test_a_state_that_has_not_been_computed_is_there_before_the_loop() -> None:
-    x = c64(np.linspace(0.1, 1.0, 20_480))
-    with tg.GradientTape() as tape:
-        tape.watch(x)
-        pending = x * 2.0
-        found = _needs_of(Loop(tg.sin, "loop", 8), pending, list(thread.recorders), False)[0]
-    assert found == needs_of(tg.sin, x) and found.held == x.nbytes
-
-
-def test_a_variable_takes_the_bytes_of_its_gradient_where_that_is_asked_for() -> None:
-    x = c64(np.linspace(0.1, 1.0, 512))
-    constant, frozen, trained = (
-        needs_of(lambda s, w=beside: tg.sin(s) * w, x * 1.0).least
-        for beside in (x * 1.0, var64(x, trainable=False), var64(x))
-    )
-    assert constant == frozen < trained
-
-
-def test_what_fails_to_fit_into_a_budget_when_it_is_tried_needs_what_is_held() -> None:
-    """The loop itself may do with less, or says what it lacks."""
+@pytest.mark.parametrize("schedule", ["revolve", "sqrt", "mixed"])
+def test_more_bytes_mean_fewer_steps_and_are_never_exceeded(schedule: str) -> None:
     x = c64(np.linspace(0.1, 1.0, 4096))
-    with tg.measure() as m:
-        live = m.live_bytes
-    with tg.memory_budget(live + 1024):
-        needs = needs_of(tg.sin, x)
-    assert needs.least == needs.held == x.nbytes
+    step = lambda s: tg.tanh(tg.sin(s) * s)
+    steps_and_peak(step, x, snapshots=2)  # constants are there
+    runs = []
+    for nbytes in (16, 18, 21, 28, 40):
+        count, peak, before = steps_and_peak(step, x, bytes=nbytes * x.nbytes, schedule=schedule)
+        assert peak - before <= nbytes * x.nbytes
+        runs.append(count)
+    assert runs == sorted(runs, reverse=True) and runs[0] > runs[-1]
 
 
 def test_within_a_budget_no_more_states_are_stored_than_it_has_room_for() -> None:
-    """Beside what is alive; what the loop was given is alive already."""
-    x, beside = c64(np.linspace(0.1, 1.0, 512)), c64(np.ones(512))
-    loop = Loop(lambda s: tg.sin(s) * x, "loop", 12)
-    with tg.GradientTape() as tape:
-        tape.watch(x)
-        _needs_of(loop, x, list(thread.recorders), False)  # its constants are there
-        needs, _ = _needs_of(loop, x, list(thread.recorders), False)
+    x = c64(np.linspace(0.1, 1.0, 512))
+    step = lambda s: tg.sin(s) * x
+    steps_and_peak(step, x, snapshots=2)
+    runs = []
+    for units in (9, 12, 16, 40):
         with tg.measure() as m:
-            live = m.live_bytes
-        for limit, states in ((0, 1), (1, 1), (4095, 1), (4096, 2), (3 * 4096, 4), (2**30, 12)):
-            with tg.memory_budget(live + needs.least - needs.held + limit):
-                assert states_in(loop, x, 2**40, "revolve", list(thread.recorders)) == states
-                assert states_in(loop, x, needs.least, "revolve", list(thread.recorders)) == 1
-    del beside
+            limit = m.live_bytes + units * x.nbytes
+        with tg.memory_budget(limit) as b:
+            runs.append(steps_and_peak(step, x, bytes=2**40)[0])
+        assert b.peak_bytes <= limit
+    assert runs == sorted(runs, reverse=True) and runs[0] > runs[-1]
 
 
 class Others(Peers):

@@ -7,7 +7,6 @@ import functools
 import gc
 import random
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -73,7 +72,7 @@ def test_what_no_tape_keeps_is_computed_and_is_the_functions_own() -> None:
     for recorded in (False, True):
         with tg.GradientTape() if recorded else nullcontext():
             y = f(x)
-        assert y[0] is not x and y[1] is made[-1] and (y[1]._buffer.array is not None) == recorded
+        assert y[0] is not x and y[1] is made[-1] and np.array_equal(y[1], np.sin(x.numpy()) * 2.0)
 
 
 @pytest.mark.parametrize("check", [None, "values"])
@@ -837,7 +836,6 @@ def test_custom_gradients_inside_and_around() -> None:
 
 @pytest.mark.parametrize("size", [8, 160])
 def test_no_intermediate_is_alive_after_the_forward_run(size: int) -> None:
-    refs: list[weakref.ref] = []
     w = c64(np.eye(size))
 
     def f(q: tg.Tensor, alone: bool) -> Any:
@@ -845,44 +843,39 @@ def test_no_intermediate_is_alive_after_the_forward_run(size: int) -> None:
         inside.append(tg.matmul(inside[-1], w))
         inside.append(tg.tanh(inside[-1]) + inside[0])
         inside.append(tg.matmul(inside[-1], w))
-        refs.extend(weakref.ref(h._buffer) for h in inside)
         if alone:
             return inside[-1][:2], {"total": tg.sum(inside[2]), "row": inside[1][3]}
         return tg.sin(inside[-1])
 
     x = c64(np.full((size, size), 0.5))
     for alone in (True, False):
-        with no_garbage(), tg.GradientTape() as tape:
+        f(x, alone)  # constants are there
+        with no_garbage(), tg.measure() as m, tg.GradientTape() as tape:
             tape.watch(x)
+            base = m.live_bytes
             y = tg.recompute_grad(f)(x, alone)
-            assert [r() for r in refs] == [None] * len(refs)
+            assert m.live_bytes - base <= sum(-(-t.nbytes // 512) * 512 for t in nest.flatten(y))
         g = values(tape.gradient(y, x))
-        assert [r() for r in refs] == [None] * len(refs)
         assert bits_equal(g, by_tape(f, [x], x, alone)[1][0])
-        refs.clear()
 
 
 def test_one_segment_at_a_time_in_the_gradient() -> None:
-    refs: list[weakref.ref] = []
-    most = [0]
-
     def f(q: tg.Tensor) -> tg.Tensor:
         for _ in range(5):
             q = tg.tanh(q)
-            refs.append(weakref.ref(q._buffer))
-        most[0] = max(most[0], sum(r() is not None for r in refs))
         return q
 
     x, g = c64(np.ones(8)), tg.recompute_grad(f)
-    with tg.GradientTape() as tape:
+    with tg.GradientTape(persistent=True) as tape:
         tape.watch(x)
         y = x
         for _ in range(10):
             y = g(y)
-    most[0] = 0
-    refs.clear()
-    tape.gradient(y, x)
-    assert most[0] <= 5 and not any(r() for r in refs)
+    tape.gradient(y, x)  # constants are there
+    with tg.measure() as m:
+        base = m.live_bytes
+        tape.gradient(y, x)
+    assert m.peak_bytes - base <= (5 + 4) * 512
 
 
 @pytest.mark.parametrize("size", [8, BIG])

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 import warnings
 
 import ml_dtypes
@@ -19,7 +20,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.device import CPU
 from tapegrad.errors import OffloadError
-from tapegrad.memory.offload import offload, tiers
+from tapegrad.memory.offload import tiers
 from tapegrad.memory.offload.offload import default_tier
 
 PAGE = 4096
@@ -79,55 +80,51 @@ def test_what_was_put_is_not_what_the_array_becomes(disk):
     assert (slot.get() == 1).all()
 
 
-def test_prefetch_allocates_once_and_get_hands_it_over(disk, monkeypatch):
-    made = []
-    empty = type(CPU).empty
-    monkeypatch.setattr(type(CPU), "empty", lambda *a: made.append(1) or empty(*a))
-    slot = disk.put(filled(random((100,), "float64")))
-    slot.prefetch()
-    slot.prefetch()
-    assert len(made) == 1, "the caller has reserved the bytes by then"
-    a = slot.get()
-    assert len(made) == 1
-    b = slot.get()
-    assert len(made) == 2 and not np.shares_memory(a, b)
-
-
-def test_prefetch_reads_in_another_thread(disk, monkeypatch):
-    reads, go = [], threading.Event()
-    load = type(CPU).load
-
-    def slow(*args):
-        reads.append(threading.get_ident())
-        assert go.wait(30)
-        load(*args)
-
-    monkeypatch.setattr(type(CPU), "load", slow)
+def test_each_get_gives_memory_of_its_own(disk):
     x = random((100,), "float64")
     slot = disk.put(filled(x))
-    slot.prefetch()  # would wait for ever, were it read here
-    go.set()
-    same_bits(slot.get(), x)
-    assert reads == [i for i in reads if i != threading.get_ident()] and len(reads) == 1
+    slot.prefetch()
+    slot.prefetch()
+    a, b = slot.get(), slot.get()
+    assert not np.shares_memory(a, b)
+    a[:] = 0.0
+    same_bits(b, x)
 
 
-def test_places_are_reused_after_drop(disk):
+def file_bytes(where) -> int:
+    """Return the size of the files that this process has open in a directory, which have no names."""
+    fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum(os.stat(fd).st_size for fd in fds if os.path.islink(fd) and os.readlink(fd).startswith(str(where)))
+
+
+def held_in_the_end(disk) -> int:
+    """Return the bytes that are held once the reader has let go of what it had in hand."""
+    for _ in range(200):
+        gc.collect()
+        if not disk.bytes_held:
+            break
+        time.sleep(0.01)
+    return disk.bytes_held
+
+
+def test_places_are_reused_after_drop(disk, tmp_path):
     for i in range(20):
         slots = [disk.put(filled(random((n,), "uint8", i))) for n in (10 * PAGE, 10 * PAGE - 7, 3 * PAGE)]
         for slot in slots:
             slot.drop()
             slot.drop()
     assert disk.bytes_held == 0
-    taken = [file.end - file.size * len(file.free) for file in disk._files.values()]
-    assert taken == [0, 0] and sum(file.end for file in disk._files.values()) <= 2 << 20
+    if os.path.isdir("/proc/self/fd"):
+        assert file_bytes(tmp_path) <= 2 << 20
 
 
-def test_places_do_not_overlap(disk):
+def test_places_do_not_overlap(disk, tmp_path):
     sizes = [1, PAGE, PAGE + 1, 300, 5 * PAGE, 3 << 20] * 5
     slots = [(disk.put(filled(random((n,), "uint8", i))), n, i) for i, n in enumerate(sizes)]
     for slot, n, i in slots:
         same_bits(slot.get(), random((n,), "uint8", i))
-    assert max(file.end for file in disk._files.values()) == 5 * (3 << 20), "a large value takes its own bytes only"
+    if os.path.isdir("/proc/self/fd"):
+        assert file_bytes(tmp_path) <= 5 * (3 << 20) + (5 << 20), "a large value takes its own bytes only"
 
 
 def test_slots_that_are_garbage_are_dropped(disk):
@@ -144,11 +141,7 @@ def test_slots_that_are_garbage_are_dropped(disk):
         slot.get()
         del slot
         gc.collect()
-    disk._reader.shutdown()
-    gc.collect()
-    assert disk.bytes_held == 0
-    [file] = disk._files.values()
-    assert len(file.free) * file.size == file.end, "every place is free again"
+    assert held_in_the_end(disk) == 0
 
 
 def test_a_dropped_slot_says_so(disk):
@@ -158,30 +151,6 @@ def test_a_dropped_slot_says_so(disk):
     for use in (slot.get, slot.prefetch):
         with pytest.raises(OffloadError, match=r"slot of float64\[5\] was dropped"):
             use()
-
-
-def test_drop_waits_for_the_reader(disk, monkeypatch):
-    """Or another slot's bytes would be read into the array."""
-    began, go, load = threading.Event(), threading.Event(), type(CPU).load
-
-    def slow(*args):
-        began.set()
-        assert go.wait(30)
-        load(*args)
-
-    monkeypatch.setattr(type(CPU), "load", slow)
-    slot = disk.put(filled(np.ones(5)))
-    slot.prefetch()
-    assert began.wait(30)
-    dropping = threading.Thread(target=slot.drop)
-    dropping.start()
-    dropping.join(0.05)
-    [file] = disk._files.values()
-    lent = len(file.free)
-    assert dropping.is_alive()
-    go.set()
-    dropping.join(30)
-    assert len(file.free) == lent + 1
 
 
 def test_nothing_is_left_behind(tmp_path):
@@ -265,18 +234,6 @@ def test_without_fallocate(disk, monkeypatch):
     same_bits(slots[1].get(), x[::-1])
 
 
-def test_a_file_grows_from_where_it_ends_by_one_large_place_or_many_small_ones(disk, monkeypatch):
-    slots = [disk.put(filled(np.zeros(n, "uint8"))) for n in (3 << 20, 1 << 20, 512 << 10, 1)]
-    grown = {file.size: file.end // file.size for file in disk._files.values()}
-    assert [grown[size] for size in sorted(grown)] == [(1 << 20) // min(grown), 2, 1, 1] and len(slots) == 4
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    with tempfile.TemporaryFile(buffering=0) as file:
-        for start, size, end in ((0, 1, 1), (1, 99, 100), (100, 3 << 20, (3 << 20) + 100), (200, 100, (3 << 20) + 100)):
-            file.seek(7)
-            tiers._extend(file, start, size)
-            assert os.fstat(file.fileno()).st_size == end
-
-
 def test_directories_that_do_not_serve(tmp_path):
     (tmp_path / "file").write_text("")
     for where in (tmp_path / "nowhere", tmp_path / "file"):
@@ -315,9 +272,7 @@ def test_many_threads(disk):
     for t in threads:
         t.join()
     assert not failures
-    disk._reader.shutdown()
-    gc.collect()
-    assert disk.bytes_held == 0
+    assert held_in_the_end(disk) == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -338,20 +293,3 @@ def test_the_cpu_offloads_to_disk():
     for tier in (tiers.host(CPU), tiers.default(CPU)):
         assert type(tier) is tiers.Disk
         assert tier.reclaim() == tier.reclaim(1000) == 0
-
-
-@pytest.mark.parametrize(("nbytes", "told"), [(1023, 1023), (1024, 1024), (1025, None)])
-def test_copies_under_way_are_waited_for_if_what_they_hold_suffices(nbytes, told, monkeypatch):
-    """Else what they are done with is let go of."""
-
-    class Copying:
-        kept_bytes = 1024
-
-        def reclaim(self, wanted: int | None) -> int:
-            self.wanted, self.kept_bytes = wanted, 0
-            return 1024
-
-    tier = Copying()
-    monkeypatch.setattr(offload, "_used", {tier})
-    assert offload.Offloads().give_way(nbytes) and tier.wanted == told
-    assert not offload.Offloads().give_way(nbytes)
