@@ -92,15 +92,16 @@ class Lookout:
         derived: Derived | None = None,
     ) -> None:
         self.hides = hides
-        # Those that look out for others are asked no questions: their number is that of nested calls.
-        self._followers: list[tuple[float, Recorder]] = [] if trace is None else [(inf, trace)]
+        # Those that look out for others are asked no questions: their number is that of nested calls.  A tape is not
+        # kept, since a policy keeps the look-out of a rerun for longer.
+        self._followers: list[tuple[float, weakref.ref[Recorder]]] = [] if trace is None else [(inf, weakref.ref(trace))]
         self._outer: list[Derived] = []
         for r in hides:
             if isinstance(r, Lookout):
                 self._followers += [(min(before, r.start), follower) for before, follower in r._followers]
                 self._outer += [r.derived, *r._outer]
             else:
-                self._followers.append((inf, r))
+                self._followers.append((inf, weakref.ref(r)))
         self.required = required
         self.held: dict[Key, Buffer] = {}
         self.dropped: set[int] = set()
@@ -120,8 +121,8 @@ class Lookout:
     def watched(self, buffer: Buffer) -> bool:
         """Whether a recorder outside follows the value, or another look-out's run has made it of such values."""
         index = buffer.node.index
-        for before, r in self._followers:
-            if index < before and r.follows(buffer):
+        for before, ref in self._followers:
+            if index < before and (r := ref()) is not None and r.follows(buffer):
                 return True
         return any(index in derived for derived in self._outer)
 
