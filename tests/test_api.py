@@ -114,6 +114,7 @@ def test_functions_that_share_their_names_with_submodules() -> None:
         assert getattr(tg, name) is sys.modules[f"tapegrad.{name}"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_names_are_the_same_whatever_is_imported_first() -> None:
     """Every module and room at the top is imported first, each in a process of its own."""

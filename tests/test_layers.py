@@ -152,6 +152,7 @@ def test_layers_are_kept() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(
     ("module", "code", "contract"),
     [
@@ -210,6 +211,7 @@ def test_import_loads_only_numpy(fake_libraries: Path) -> None:
     assert loaded_by("import tapegrad\ntapegrad.sin", fake_libraries, ROOT) == set()
 
 
+@pytest.mark.sampled(1 / 8)
 @pytest.mark.parametrize("module", ["__init__.py", "_api.py"])
 @pytest.mark.parametrize("name", NOT_AT_IMPORT)
 def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, name: str, module: str) -> None:

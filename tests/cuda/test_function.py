@@ -33,6 +33,7 @@ def test_results_are_the_callers() -> None:
     assert [bits(y) for y in kept] == [bits(tg.exp(data(4, seed=k)) + 1) for k in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(
     "optimizer",

@@ -8,6 +8,7 @@ from half_cases import CASES, HALVES, check_every_number
 from tapegrad.device import Device
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", CASES)
 def test_every_number_is_rounded_once(name: str, dtype: str, cuda: Device) -> None:

@@ -184,7 +184,7 @@ def pulled(prim: Primitive, sample: Sample, xs: list[Tensor], ct: np.ndarray, de
     return tape.gradient(y, [sources[i] for i in where], output_gradients=from_array(device.array(ct), device))
 
 
-@pytest.mark.sampled(1 / 8)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SMOOTH)
 def test_gradients(dtype, cuda):
     # Rules of what CuPy's functions compute are many small kernels, nearly the same in every dtype: two are enough.

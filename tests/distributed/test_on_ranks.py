@@ -17,11 +17,17 @@ MODULES = {
     "sharding_cases": [1, 2, 4],
     "training_cases": [3],
 }
-JOBS = [
-    pytest.param(module, size, marks=[pytest.mark.slow] if size > 2 else [])
-    for module, sizes in MODULES.items()
-    for size in sizes
-]
+ALWAYS = {"collective_cases", "data_parallel_cases"}
+
+
+def tier(module: str, size: int) -> list[pytest.MarkDecorator]:
+    """Return the marks of a job: on up to two ranks some jobs are in the default tier."""
+    if size > 2:
+        return [pytest.mark.slow]
+    return [] if module in ALWAYS else [pytest.mark.sampled(1 / 3)]
+
+
+JOBS = [pytest.param(module, size, marks=tier(module, size)) for module, sizes in MODULES.items() for size in sizes]
 
 
 @pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")

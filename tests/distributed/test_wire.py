@@ -9,6 +9,8 @@ import sys
 import pytest
 from distributed import ranks
 
+pytestmark = pytest.mark.slow
+
 MOST = 1.02
 # Everything goes over the network, also between processes of one machine (MPICH).
 BY_NETWORK = {

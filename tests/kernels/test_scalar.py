@@ -161,6 +161,7 @@ def _check(prim, name, found, expected):
     )
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("name", ["bool", *INTS, *HALVES, *FLOATS, *COMPLEX])
 def test_expressions(emulated, name):
     checked = 0

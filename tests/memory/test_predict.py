@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -545,7 +546,7 @@ def test_of_what_cannot_be_captured_no_replays_are_told() -> None:
 def test_it_prints_as_a_table() -> None:
     text = str(predict_peak(lambda x: tg.sum(tg.exp(x)), ShapeDtype((1 << 20,)), budgets=["1GiB", "1 MB"]))
     lines = text.splitlines()
-    assert lines[0].startswith("without a budget: peak 4.00 MiB") and lines[1].startswith("least budget: 4.00 MiB")
+    assert re.match(r"without a budget: peak 4\.0\d MiB", lines[0]) and re.match(r"least budget: 4\.0\d MiB", lines[1])
     assert lines[2].split() == ["budget", "peak", "evictions", "made", "again", "extra", "work"]
     assert lines[3].split() == ["1.00", "GiB", "4.00", "MiB", "0", "0", "0.0%"]
     assert lines[4].strip().startswith("976.56 KiB too small: some operation needs 4.00 MiB")

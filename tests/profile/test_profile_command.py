@@ -86,6 +86,7 @@ def test_a_run_is_recorded_saved_and_told(folder: Path) -> None:
     assert run.count("steps") == 3 and run.meta["argv"] == ["train.py"] and run.meta["outcome"]["kind"] == "finished"
 
 
+@pytest.mark.slow
 def test_quiet_is_quiet_and_the_file_is_where_it_is_wanted(folder: Path) -> None:
     plain = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=60)
     found = profile(folder, "-q", "-o", "mine.json", "--steps", "1", "--warmup", "1", "--", "train.py")
@@ -162,6 +163,7 @@ def test_modules_budgets_checks_and_sources(folder: Path) -> None:
     assert "sigmoid(h)" not in text
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -191,6 +193,7 @@ ODD = {
 }
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.skipif(os.name != "posix", reason="fork, and removing a folder in use")
 @pytest.mark.parametrize("what", ODD)
 def test_whatever_a_program_does_the_run_is_its_own(what: str, tmp_path: Path) -> None:
@@ -230,6 +233,7 @@ def test_steps_are_told_with_their_peaks_also_where_recording_begins(folder: Pat
     assert len(peaks) == 2 and run.count("steps") == 2 and float(peaks[0].split()[0]) > 500
 
 
+@pytest.mark.slow
 def test_a_higher_peak_after_the_recording_is_told(folder: Path) -> None:
     (folder / "train.py").write_text(TRAIN + "big = tg.ones((512, 512)) + tg.ones((512, 512)); big.numpy()\n")
     assert "a higher peak of " in profile(folder, "--steps", "1", "train.py").stderr

@@ -213,6 +213,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents())
 def test_every_change_is_refused_or_every_view_works(tmp_path: Path, document: dict[str, Any]) -> None:

@@ -147,6 +147,7 @@ def sizes(program: Program) -> tuple[int, int]:
 # Bits and bytes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("part", [0.7, 0.3, 0.0])
 def test_bits_are_those_of_eager_and_the_arena_keeps_the_budget(make, part):
@@ -241,6 +242,7 @@ def test_what_takes_the_place_of_more_is_made_before_anything_is_made_twice():
 # What a plan is ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_less_memory_never_costs_less():
     for make in (mlp, lstm):
         f = tg.function(make())
@@ -446,6 +448,7 @@ def test_small_programs_cost_little_more_than_the_optimum(seed, monkeypatch):
         assert graph.total_cost * (1.0 + least_extra(graph, limit)) <= best + 1e-6
 
 
+@pytest.mark.slow
 def test_five_thousand_steps_take_few_simulations():
     program = drawn(0, 5000, kib=64)
     planner = Planner(program, ALIGNMENT)
@@ -474,6 +477,7 @@ def taken(f: Callable[..., Any], *args: Any) -> int:
     return m.peak_bytes - before
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("make", [mlp, dropping, transformer, lstm, wave], ids=lambda f: f.__name__)
 def test_the_first_two_calls_keep_the_budget(make):
     step = make()
@@ -491,6 +495,7 @@ def test_the_first_two_calls_keep_the_budget(make):
     assert f.stats.over_budget <= constants
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("make", [dropping, wave], ids=lambda f: f.__name__)
 def test_the_first_two_calls_keep_the_budget_whatever_else_is_alive(make):
     others = [tg.Variable(np.ones(4096, np.float32)) for _ in range(32)]
@@ -529,6 +534,7 @@ def test_a_training_step_keeps_the_budget_from_its_first_call():
     assert bits([losses, [w.value() for w in ws]]) == wanted and f.stats.replays == 2
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_eager_run_can_keep_is_exceeded_and_said_to_be():
     step = lstm()
     program = of(step)

@@ -154,7 +154,8 @@ INNER = {
     "ops.index.getitem": {"getitem"}, "ops.index.assigning": {"bind_assignments"},
     "ops.index.index_vectors": {"nd_index"},
     "ops.interop.info": {"check_version", "namespace_info"}, "ops.interop.einops_backend": {"offer_backend"},
-    "ops.shape.join": {"padded", "slices"}, "ops.reduce.reductions": {"of_nothing"},
+    "ops.shape.join": {"padded", "slices"}, "ops.reduce.reductions": {"difference", "of_nothing"},
+    "ops.reduce.scans": {"difference"}, "ops.elementwise.elementary": {"difference"},
     "ops.elementwise.exponential": {"below", "difference", "logistic", "pow_operator"},
     "ops.products.convolution": {
         "as_chosen", "conv", "conv_transpose", "done", "fitted", "flops", "in_w", "in_x", "of",

@@ -77,6 +77,7 @@ def command(folder: Path, *args: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["", "pkg"])
 def test_a_copied_project_meets_its_plan(tmp_path: Path, package: str) -> None:
     here = tmp_path / "here"

@@ -191,8 +191,9 @@ def install() -> types.ModuleType:
 
 
 def uninstall() -> None:
-    """Take the stand-in away; what was there before is there again."""
+    """Take the stand-in away, its devices sound again; what was there before is there again."""
     if _saved:
+        state.configure()
         for name in _modules:
             sys.modules.pop(name, None)
         sys.modules.update({name: module for name, module in _saved.items() if name})
