@@ -35,6 +35,7 @@ def test_importing_the_package_loads_nothing() -> None:
     assert loaded("from tapegrad import errors\nimport tapegrad.errors") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", ["tapegrad.sin", "tapegrad.e", "dir(tapegrad)", "tapegrad.__all__", "tapegrad.device"])
 def test_the_first_use_loads_every_name(use: str) -> None:
     code = f"""
@@ -154,6 +155,7 @@ while running:
     assert fresh(code) == ""
 
 
+@pytest.mark.slow
 def test_imports_inside_the_package_work_while_it_is_loading() -> None:
     assert fresh(
         "from tapegrad import ops, nest; from tapegrad.core import buffer\nprint(ops.__name__, nest.__name__)"

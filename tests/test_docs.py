@@ -79,7 +79,7 @@ TOOLS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(1 / 6)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
 def test_peaks_of_the_decision_page_are_measured(name: str) -> None:
     page = (DOCS / "which-tool.md").read_text().split("## What each costs")[1]

@@ -130,6 +130,7 @@ def test_a_primitive_without_samples_is_found():
     assert not good_samples(lonely)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float64", "float32", "float16", "int64", "int32", "bool"))
 def test_inferred_aval_is_what_comes_out(prim, sample, dtype):
     xs = operands(prim, sample, dtype)
@@ -154,6 +155,7 @@ def test_a_view_lies_in_the_memory_of_its_operand(prim, sample, dtype):
     assert np.may_share_memory(y._array, array) == bool(y.size)
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float32", only=lambda prim, sample: prim.operands))
 def test_single_precision_agrees_with_double(prim, sample, dtype):
     narrow = operands(prim, sample, dtype)
@@ -180,6 +182,7 @@ def test_derivatives_to_second_order(prim, sample, dtype):
     check_grads(f, [xs[i] for i in where], order=2, **tolerance)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float32", "float16", only=differentiable))
 def test_cotangents_have_the_operands_dtype(prim, sample, dtype):
     xs = operands(prim, sample, dtype)
@@ -195,6 +198,7 @@ def test_cotangents_have_the_operands_dtype(prim, sample, dtype):
             assert (g.shape, g.dtype) == (tensors[i].shape, tensors[i].dtype)
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float64", only=differentiable))
 def test_a_rule_reads_only_what_it_declares(prim, sample, dtype):
     """Poison: what the plan does not keep is overwritten with NaN between forward and backward."""

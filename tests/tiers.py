@@ -6,7 +6,9 @@ The commit chooses the sample, so that every commit looks at other cases, and tw
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 import time
 import zlib
 from collections import Counter
@@ -34,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("everything" if everything else "tapegrad")
     if everything:
         config.option.markexpr = ""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        # Hundreds of tests start interpreters, which would all compile the package anew.
+        folder = tempfile.TemporaryDirectory(prefix="tapegrad-bytecode-")
+        os.environ["PYTHONPYCACHEPREFIX"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

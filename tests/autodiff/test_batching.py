@@ -42,6 +42,7 @@ def close(got: Any, wanted: Any, what: str) -> None:
         assert np.array_equal(got, wanted), what
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(("prim", "sample"), TABLE)
 def test_batched_equals_one_by_one(prim, sample):
     many = examples(prim, sample)
@@ -73,6 +74,7 @@ def test_an_operation_linear_in_its_first_operand_takes_all_examples_of_that_at_
         assert measured.nodes_run[name] == 1 + times  # once to see what is done
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(
     ("prim", "sample"), [p for p in TABLE if differentiable(*p.values)]
 )  # what `jacobian` does with many cotangents at once

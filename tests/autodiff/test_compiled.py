@@ -28,6 +28,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shapes", [[(3, 4), (4,)], [(), ()], [(5,), ()], [(1, 3), (2, 1)], [(0, 2), (2,)]])
 @pytest.mark.parametrize("name", NAMES)

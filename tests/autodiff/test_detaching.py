@@ -127,6 +127,7 @@ def in_a_tape(f: Callable[[Any], Any]) -> Any:
         return f(x)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_value_leaves_a_transform(way: str, transform: str) -> None:

@@ -12,6 +12,8 @@ from shim import standin
 import tapegrad as tg
 from tapegrad.errors import DeviceMemoryError
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 LIES = [((3, 4), np.dtype("float32")), ((), np.dtype("int64")), ((0, 2), np.dtype("float16"))]
 
 

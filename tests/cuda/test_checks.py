@@ -13,6 +13,8 @@ import tapegrad as tg
 from tapegrad.device import checks
 from tapegrad.errors import IndexingError
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 N, CLASSES = 6, 4
 
 

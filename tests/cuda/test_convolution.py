@@ -11,6 +11,8 @@ from cuda_cases import same_bits
 import tapegrad as tg
 from tapegrad.nn import functional as F
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 LAYERS = {
     "3x3": ((32, 64, 56, 56), (64, 64, 3, 3), {"padding": 1}),
     "3x3, strided": ((32, 64, 56, 56), (128, 64, 3, 3), {"padding": 1, "stride": 2}),

@@ -22,6 +22,8 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import DeviceError, DeviceMemoryError, OffloadError, PageableWarning
 from tapegrad.memory.offload import tiers
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 DTYPES = ["float32", "bool", "complex128", "float16", "int8", ml_dtypes.bfloat16]
 
 

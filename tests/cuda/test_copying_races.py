@@ -23,6 +23,8 @@ from tapegrad.device import copying, pinned
 from tapegrad.memory.offload import tiers
 from tapegrad.tensor import from_array
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 
 def filled(array: Any, device: Any) -> Buffer:
     return Buffer(array, leaf(shaped(array.shape, array.dtype, device)))

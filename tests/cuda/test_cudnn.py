@@ -22,6 +22,8 @@ from tapegrad.errors import GraphError, KernelError, TapegradError
 from tapegrad.nn import functional as F
 from tapegrad.ops.products.convolution import conv, conv_transpose
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 CASES = {
     "plain": ((2, 3, 6, 5), (4, 3, 3, 2), Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1)),
     "all at once": ((2, 4, 9, 8), (6, 2, 3, 2), Moves((2, 1), ((1, 2), (0, 1)), (1, 2), 2)),

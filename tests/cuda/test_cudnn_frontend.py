@@ -21,6 +21,8 @@ from shim.standin import libcudnn
 from tapegrad.device import cudnn as binding
 from tapegrad.device.numerics.windows import Moves
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 if importlib.util.find_spec("cudnn") is None:
     pytest.skip(f"{binding.PACKAGE} is not installed", allow_module_level=True)
 

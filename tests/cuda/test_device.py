@@ -20,6 +20,8 @@ from tapegrad.device import CPU, _default, asdevice, current_device, default_dev
 from tapegrad.errors import DeviceError
 from tapegrad.tensor import from_array, materialize
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 X = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3)
 
 

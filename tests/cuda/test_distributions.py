@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tapegrad as tg
 from tapegrad.device import CPU
+
+pytestmark = pytest.mark.sampled(1 / 2)
 
 
 def both(f: Any, cuda: Any) -> None:

@@ -13,6 +13,8 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.device import CPU
 from tapegrad.tensor import from_array
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 F = tg.nn.functional
 
 

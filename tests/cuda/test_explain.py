@@ -13,6 +13,8 @@ from tapegrad.core.state import thread
 from tapegrad.engine.cuda.launch import Launch
 from tapegrad.engine.evaluate import waiting
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -11,6 +11,8 @@ from shim import standin
 import tapegrad as tg
 from tapegrad.errors import DeviceError
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 UNUSABLE = "an earlier kernel failed .*CUDA is unusable in this process: .*TAPEGRAD_CHECK_AT_ONCE=1 to find the kernel"
 
 

@@ -14,7 +14,7 @@ import tapegrad as tg
 from tapegrad.device import cuda as cuda_module
 from tapegrad.errors import DeviceError
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+pytestmark = [pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here"), pytest.mark.sampled(1 / 2)]
 X = np.arange(6.0, dtype="float32")
 
 

@@ -12,7 +12,7 @@ from captured import alike, bits
 import tapegrad as tg
 import tapegrad.nn.functional as F
 
-pytestmark = pytest.mark.usefixtures("cuda")
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.sampled(1 / 2)]
 
 
 def data(*shape: int, seed: int = 0, dtype: str = "float32") -> tg.Tensor:

@@ -18,7 +18,7 @@ import tapegrad.nn.functional as F
 from tapegrad.device import asdevice, cublas
 from tapegrad.errors import GraphError
 
-pytestmark = pytest.mark.usefixtures("cuda")
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.sampled(1 / 2)]
 
 
 def data(*shape: int, seed: int = 0, dtype: str = "float32") -> tg.Tensor:

@@ -7,6 +7,8 @@ from half_cases import CASES, HALVES, check_every_number
 
 from tapegrad.device import Device
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 
 @pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("dtype", HALVES)

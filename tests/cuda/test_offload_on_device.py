@@ -17,6 +17,8 @@ from tapegrad.memory.policies import offload_names
 from tapegrad.ops.interop.names import name
 from tapegrad.tensor import from_array
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 N, ROWS, LAYERS = 32, 256, 5
 BYTES = N * ROWS * 4
 

@@ -11,6 +11,8 @@ import pytest
 import tapegrad as tg
 from tapegrad.device import CPU, Device
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 SHAPE = (40, 16)
 ROWS = [1, 3]
 

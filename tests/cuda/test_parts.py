@@ -13,6 +13,8 @@ import tapegrad as tg
 from tapegrad.device import CPU, Device
 from tapegrad.errors import IndexingError
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 X = np.random.default_rng(3).uniform(0.5, 2.0, (4, 3)).astype(np.float32)
 V = np.random.default_rng(4).uniform(0.5, 2.0, (3, 3)).astype(np.float32)
 MASK = X > 1.0

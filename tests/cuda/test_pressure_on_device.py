@@ -14,6 +14,8 @@ import tapegrad as tg
 from tapegrad.device import cublas, pressure
 from tapegrad.errors import DeviceMemoryError, KernelError
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 MIB = 2**20
 X = np.arange(64.0, dtype="float32").reshape(8, 8)
 

@@ -14,6 +14,8 @@ from tapegrad.device import CPU
 from tapegrad.engine import region
 from tapegrad.engine.evaluate import fill, waiting
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 AXES = [(0, 1, 2), (0,), (2,), (1,), (0, 2), (1, 2), (0, 1)]
 SHAPES = [(5, 6, 8), (1, 7, 1), (2, 3, 600), (1, 2, 5000)]
 WHOLE = [((7, 9), (1,)), ((7, 9), (0,)), ((8, 2000), (1,)), ((64, 12), (0,)), ((5, 8, 12), (0, 2)), ((4, 6, 8), (1,))]

@@ -19,6 +19,8 @@ from tapegrad.errors import KernelError
 from tapegrad.ops import dispatch
 from tapegrad.tensor import materialize
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 TELLING = ("contiguous", "misaligned", "step", "transposed", "five dimensions", "repeated rows", "empty")
 SPREAD = [
     [(12, 16), (16,)], [(12, 16), (12, 1)], [(12, 1), (1, 16)], [(12, 16), ()], [(12, 16), (1, 1)], [(3, 5), (5,)],

@@ -9,6 +9,8 @@ from shim.standin import pool
 
 import tapegrad as tg
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 
 @pytest.fixture
 def lent(cuda, monkeypatch):

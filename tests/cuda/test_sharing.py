@@ -8,6 +8,8 @@ import pytest
 import tapegrad as tg
 from tapegrad.device import CPU
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 

@@ -23,6 +23,8 @@ from tapegrad.device import foreign
 from tapegrad.errors import NotATensorError
 from tapegrad.tensor import materialize
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 X = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3)
 
 

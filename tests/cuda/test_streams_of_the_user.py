@@ -10,7 +10,7 @@ import pytest
 import tapegrad as tg
 from tapegrad.errors import DeviceError
 
-pytestmark = pytest.mark.usefixtures("cuda")
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.sampled(1 / 2)]
 
 
 def test_per_thread_default_streams() -> None:

@@ -14,6 +14,8 @@ from tapegrad.engine.cuda.launch import Launch
 from tapegrad.engine.make import Application
 from tapegrad.ops.products.products import matmul_p
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 
 @pytest.mark.parametrize("shape", [(5, 12), (3, 40_000)], ids=["at once", "in parts"])
 def test_a_kernel_is_lent_what_it_declares_and_takes_nothing_else(

@@ -17,14 +17,14 @@ MODULES = {
     "sharding_cases": [1, 2, 4],
     "training_cases": [3],
 }
-ALWAYS = {"collective_cases", "data_parallel_cases"}
+ALWAYS = {"collective_cases"}
 
 
 def tier(module: str, size: int) -> list[pytest.MarkDecorator]:
     """Return the marks of a job: on up to two ranks some jobs are in the default tier."""
     if size > 2:
         return [pytest.mark.slow]
-    return [] if module in ALWAYS else [pytest.mark.sampled(1 / 3)]
+    return [] if module in ALWAYS else [pytest.mark.sampled(1 / 4)]
 
 
 JOBS = [pytest.param(module, size, marks=tier(module, size)) for module, sizes in MODULES.items() for size in sizes]

@@ -21,7 +21,7 @@ FIGURES = {"cpu": (42, 1.03), "cuda": (41, 1.04), "device": (41, 1.04)}
 """Kernels, and bytes as a multiple of the bound, of the block of ``SIZES``."""
 
 
-pytestmark = pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler()))
+pytestmark = [pytest.mark.skipif(why_no_compiler() is not None, reason=str(why_no_compiler())), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

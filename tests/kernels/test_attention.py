@@ -13,6 +13,8 @@ from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.ops.products import _attention_tiles
 from tapegrad.ops.products import _cuda_attention as cuda
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 KINDS = {
     "float32": np.dtype("float32"), "tf32": np.dtype("float32"), "float16": np.dtype("float16"),
     "bfloat16": np.dtype(ml_dtypes.bfloat16), "float64": np.dtype("float64"),

@@ -16,6 +16,8 @@ from tapegrad.ops.products import _cuda_conv
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
 from tapegrad.ops.products.convolution_bias import conv_bias_p, conv_bias_relu_p
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 TOLERANCES = {"float32": 2e-6, "float64": 1e-13, "float16": 2e-3, "bfloat16": 1.6e-2, "complex64": 3e-6}
 CASES = {
     "3x3": ((2, 5, 9, 8), (7, 5, 3, 3), Moves((1, 1), ((1, 1), (1, 1)), (1, 1), 1)),

@@ -14,6 +14,8 @@ from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
 from tapegrad.ops.products.convolution_bias import conv_bias_relu_p
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 torch = pytest.importorskip("torch")
 
 DTYPES = [np.dtype(one) for one in ("float16", ml_dtypes.bfloat16, "float32", "float64")]

@@ -9,6 +9,8 @@ from shim import nvrtc
 
 from tapegrad.device.kernel import options
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 WARPS = 2
 TEXT = f"""#include "mma.cuh"
 constexpr int DEPTH = tg_fragment<E>::DEPTH, PAD = 16 / sizeof(E), WARPS = {WARPS};

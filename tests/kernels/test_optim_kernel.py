@@ -21,6 +21,8 @@ from tapegrad.errors import DeviceError
 from tapegrad.ops import updates
 from tapegrad.tensor import from_array
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 SIZES = [1, 0, 3, 8, 17, many.CHUNK - 1, many.CHUNK, 0, many.CHUNK + 1, 2 * many.CHUNK + 13]
 

@@ -7,6 +7,8 @@ from tapegrad.device.dtypes import float32, float64, uint16
 from tapegrad.device.kernel import options
 from tapegrad.device.numerics import bits
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 KEYS = [(0, 0), (12345, 7), ((1 << 127) + 98765432109876543210, (1 << 64) - 3), ((1 << 128) - 1, (1 << 256) - 2)]
 
 

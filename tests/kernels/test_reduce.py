@@ -6,6 +6,8 @@ from shim.trial import ORDERS
 
 from tapegrad.device.kernel import options
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 BLOCKS, GROUPS = 9, 3
 TEXT = """#include "reduce.cuh"
 extern "C" __global__ void last(float* parts, tg_uint64* arrived, float* totals, int* lasts) {

@@ -13,6 +13,8 @@ from tapegrad.ops.rows.cross_entropy import cross_entropy_p, cross_entropy_vjp_p
 from tapegrad.ops.rows.normalization import layer_norm_p, layer_norm_vjp_gamma_p, layer_norm_vjp_p, layer_norm_vjp_x_p
 from tapegrad.ops.rows.softmax import log_softmax_p, log_softmax_vjp_p, softmax_p, softmax_vjp_p
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 WIDTHS = [1, 2, 3, 31, 32, 33, 1023, 1024, 1025, 5000, 5001, 9000]
 FLOATS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 HALVES = {np.dtype(np.float16): 2.0**-10, np.dtype(ml_dtypes.bfloat16): 2.0**-7}

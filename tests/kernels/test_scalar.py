@@ -13,6 +13,8 @@ from tapegrad.device import CPU, cxx
 from tapegrad.device.kernel import options
 from tapegrad.ops.dispatch import infer_bool
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 PRIMITIVES = [
     p for p in REGISTRY.values() if isinstance(p, Elementwise) and p.cxx is not None and p.name not in ("cast", "where")
 ]

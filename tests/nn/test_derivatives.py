@@ -28,6 +28,7 @@ def test_derivatives_to_second_order(case: Case) -> None:
     check_grads(lambda *xs: total(case, *xs), case.operands(), order=2, eps=1e-6, **KINKED)
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_single_precision(case: Case) -> None:
     double = case.call(F)

@@ -10,6 +10,8 @@ from distributed import ranks
 
 from tapegrad.profile import doctor_mpi
 
+pytestmark = pytest.mark.slow
+
 Launcher = Callable[[str], str]
 
 

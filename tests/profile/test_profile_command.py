@@ -14,6 +14,8 @@ import pytest
 
 from tapegrad.profile.runs import Run, load
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 TRAIN = """
 import os, signal, sys, time
 import numpy as np

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from distributed import ranks
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import os, sys
 from tapegrad.distributed.group import launcher

@@ -147,7 +147,7 @@ def sizes(program: Program) -> tuple[int, int]:
 # Bits and bytes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 10)
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("part", [0.7, 0.3, 0.0])
 def test_bits_are_those_of_eager_and_the_arena_keeps_the_budget(make, part):
@@ -253,6 +253,7 @@ def test_less_memory_never_costs_less():
         assert all(a[1] > b[1] for a, b in zip(points, points[1:], strict=False))
 
 
+@pytest.mark.slow
 def test_plans_of_one_planner_are_monotone():
     planner = Planner(of(lstm()), ALIGNMENT)
     least, most = planner.least().layout.nbytes, planner.plain.layout.nbytes
@@ -431,6 +432,7 @@ def optimum(graph: Graph, limit: int) -> float | None:
     return float(answer.fun) if answer.status == 0 else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_small_programs_cost_little_more_than_the_optimum(seed, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))

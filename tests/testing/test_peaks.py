@@ -11,6 +11,8 @@ import pytest
 import tapegrad as tg
 from tapegrad.testing import PeakError, assert_peak
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 
 def twice(x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
     y = x @ x

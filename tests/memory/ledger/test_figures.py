@@ -343,6 +343,7 @@ def test_the_parts_of_a_peak_are_those_when_it_was_reached(timeline: bool) -> No
 # What a step keeps
 
 
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize("size", [50, BIG])
 @pytest.mark.parametrize("wrap", [tg.recompute_grad, lambda f: f], ids=["recomputed", "plain"])
 def test_after_a_step_only_results_are_left(size: int, wrap: Callable) -> None:

@@ -23,6 +23,7 @@ UNARY = {
 DTYPES = ["int8", "int32", "int64", "uint8", "float16", "float32", "float64"]
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("a", DTYPES)
 @pytest.mark.parametrize("b", DTYPES)
 @pytest.mark.parametrize("name", BINARY)

@@ -140,7 +140,7 @@ INNER = {
     "ops.create.transfer": {"to_device"}, "ops.products.attention": {"attention"},
     "ops.index.slices": {"from_rule", "joined", "summed"},
     "ops.products.attention_curvature": {"along", "gradient", "value"},
-    "ops.shape.shape": {"flat_or_along", "infer_reduction", "kept_shape", "lift_axes", "sum_to"},
+    "ops.shape.shape": {"flat_or_along", "infer_reduction", "kept_shape", "lift_axes", "shape_of", "sum_to"},
     "ops.shape.blocks": {"native_index", "reshaped", "sliced_shape", "stretch", "whole"},
     "ops.elementwise.activation": {"logistic", "mish"},
     "ops.elementwise.sigmoid": {"logistic", "run_sigmoid", "sigmoid_slope"},

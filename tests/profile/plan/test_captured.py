@@ -20,6 +20,8 @@ from tests.profile import made_runs
 from tests.profile.plan.made import training
 from tests.profile.report.test_arenas import recorded, trainer
 
+pytestmark = pytest.mark.sampled(1 / 4)
+
 
 def replayed(budget: int | None = None, steps: int = 5) -> tuple[Run, Any, Any]:
     x, f = trainer(budget)

@@ -27,6 +27,8 @@ from tapegrad.profile.recorder.recovered import recover
 from tapegrad.profile.runs import Run, load
 from tapegrad.profile.runs.file import RunFileError, to_json
 
+pytestmark = pytest.mark.sampled(1 / 2)
+
 META: dict[str, Any] = {"tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"}}
 LIVE = {**META, "outcome": {"kind": "running", "code": 0, "message": ""}}
 
