@@ -29,9 +29,14 @@ def why_no_cuda() -> str | None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A process for each processor, up to eight, where the whole suite is run; else this one alone."""
+    """A process for each processor, up to eight, where the whole suite is run; else this one alone.
+
+    One more in the slow tier, whose tests of ranks wait for deadlines.
+    """
+    if config.args != config.getini("testpaths"):
+        return 0
     present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, present) if config.args == config.getini("testpaths") else 0
+    return min(8, present) + (config.option.markexpr == "slow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
