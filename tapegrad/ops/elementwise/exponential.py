@@ -10,7 +10,7 @@ from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.types import Array, Namespace
 from tapegrad.ops.dispatch import SCALARS, binary, curve, infer_same, no_bool, of_two, real_float
 from tapegrad.ops.elementwise.arithmetic import both_zero, positive, reciprocal, sqrt, square
-from tapegrad.ops.elementwise.comparison import not_equal
+from tapegrad.ops.elementwise.comparison import equal, not_equal
 from tapegrad.ops.elementwise.selection import where
 from tapegrad.ops.elementwise.sigmoid import logistic
 from tapegrad.tensor import Tensor, TensorLike
@@ -66,9 +66,9 @@ power = of_two(
 
 
 def _power_in_exponent(out: Tensor, x: Tensor) -> Tensor:
-    """``out * log(x)``, or 0: also where ``out`` is infinite."""
+    """``out * log(x)``, and where there is no logarithm 0, also of an infinite ``out``; NaN stays NaN."""
     known = not_equal(x, 0) if x.dtype.kind == "c" else x > 0
-    return where(known, out, 0) * log(where(known, x, 1))
+    return where(known, out, where(equal(out, out), 0, out)) * log(where(known, x, 1))
 
 
 def pow_operator(x: Tensor, y: TensorLike) -> Tensor:
