@@ -94,7 +94,9 @@ class Lookout:
         self.hides = hides
         # Those that look out for others are asked no questions: their number is that of nested calls.  A tape is not
         # kept, since a policy keeps the look-out of a rerun for longer.
-        self._followers: list[tuple[float, weakref.ref[Recorder]]] = [] if trace is None else [(inf, weakref.ref(trace))]
+        self._followers: list[tuple[float, weakref.ref[Recorder]]] = []
+        if trace is not None:
+            self._followers.append((inf, weakref.ref(trace)))
         self._outer: list[Derived] = []
         for r in hides:
             if isinstance(r, Lookout):
