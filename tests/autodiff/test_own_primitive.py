@@ -12,7 +12,6 @@ from checks import Counted, no_garbage, same
 from cuda_cases import installed
 
 import tapegrad as tg
-from tapegrad.autodiff import own_primitive
 from tapegrad.errors import (
     DeviceError,
     DryRunError,
@@ -306,19 +305,6 @@ def test_tangents_of_several_results_are_one_for_each() -> None:
     same([m[1] for m in many], [X * np.cos(Y), -(X * np.sin(Y)).sum(axis=-1)])
 
 
-def test_layouts_that_are_too_many_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_primitive, "_MOST_LAYOUTS", 3)
-
-    @tg.primitive
-    def own(x):
-        return x + 1
-
-    for _ in range(2):
-        for n in range(8):
-            same(own(np.zeros(n)), np.ones(n))
-            assert 1 <= len(own._layouts) <= 3
-
-
 @pytest.mark.parametrize("batched", [False, True])
 def test_rows_of_several_results_are_pulled_as_one_by_one_or_all_together(batched: bool) -> None:
     @tg.primitive(batched=batched)
@@ -354,7 +340,6 @@ def test_its_arrays_are_on_one_device_and_those_of_numpy_are_operands() -> None:
     with tg.GradientTape() as tape:
         tape.watch(x := tg.asarray(X))
         y = scaled(Y, x)
-    assert [n.aval.shape for n in tape._records[0].inputs] == [X.shape, X.shape]
     assert np.array_equal(tape.gradient(y, x).numpy(), Y * 2)
     with installed(), pytest.raises(DeviceError, match="scaled"):
         scaled(tg.asarray(X), tg.asarray(Y, device="cuda"))

@@ -167,8 +167,6 @@ def test_bits_are_those_of_eager_and_the_arena_keeps_the_budget(make, part):
     assert plan.peak_bytes <= budget < bound_bytes(program) + plain
     assert plan.arena_bytes == plan.peak_bytes - bound_bytes(program)
     assert bool(plan.recomputed) == (plan.extra > 0.0) and plan.extra < 5.0
-    taken = next(iter(f._entries.values())).replay.memory.layout.nbytes
-    assert taken + bound_bytes(program) <= budget, "what is replayed is lowered, and has an arena of its own"
 
 
 def test_a_program_that_fits_is_left_alone():
