@@ -45,7 +45,7 @@ def test_every_part_has_changes_and_tests() -> None:
     assert mutants.sample(["core"], 3, seed=1) == mutants.sample(["core"], 3, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.search
 def test_a_change_is_noticed_or_not_or_hangs(tmp_path: Path) -> None:
     copy = mutants.copy_project(tmp_path)
     path, test = Path("tapegrad/core/aval.py"), "tests/core/test_aval.py::test_axes"
@@ -68,7 +68,7 @@ def test_a_change_is_noticed_or_not_or_hangs(tmp_path: Path) -> None:
     assert (copy / path).read_bytes() == text
 
 
-@pytest.mark.slow
+@pytest.mark.search
 def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants.tempfile, "tempdir", str(tmp_path))
     copy = mutants.copy_project(tmp_path / "copy")
@@ -86,7 +86,7 @@ def test_which_tests_reach_a_statement(tmp_path: Path, monkeypatch: pytest.Monke
     assert any(path == "tapegrad/core/primitive.py" for path, _ in found["imports"])
 
 
-@pytest.mark.slow
+@pytest.mark.search
 def test_what_a_conftest_imports_is_noted_as_well(tmp_path: Path) -> None:
     """It is loaded before pytest is configured."""
     texts = {

@@ -31,7 +31,7 @@ from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.products import _cuda_attention, _cuda_conv
 from tapegrad.tensor import from_array
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.slow
 
 ARCHES = tuple(map(int, os.environ.get("TAPEGRAD_ARCHES", "80 90").split()))
 """What kernels are compiled for."""
