@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,6 @@ PATIENCE = 60.0
 """Seconds after which a thread that has not ended never will."""
 LAZY, EAGER = 1, 10**9
 """Elements from which on elementwise results wait for their readers: all of them, none of them."""
-PACKAGE = tg.__path__[0]
 
 
 def live() -> int:
@@ -148,8 +144,8 @@ def _counts_right() -> None:
         del held
         assert m.live_bytes == base
     with tg.memory_budget(live() + 12 * UNIT) as m:
-        found = gradient(x, 12)
-    assert m.evictions > 0 and np.allclose(found, 0.0)  # rows of a softmax sum to one
+        result = gradient(x, 12)
+    assert m.evictions > 0 and np.allclose(result, 0.0)  # rows of a softmax sum to one
 
 
 def check_sound() -> None:
@@ -161,48 +157,3 @@ def check_sound() -> None:
         _counts_right()
         in_a_thread(_counts_right)
         assert not limited()
-
-
-# Interrupts ---------------------------------------------------------------------------------------------------------
-
-
-class Interrupted:
-    """Runs functions with a KeyboardInterrupt at the n-th line or call of the package, whichever that is.
-
-    ``events``: those of the last run.  An interrupt that Python swallows, in a finalizer say, lets the run go on;
-    nobody is told of it, for who was would hold the frames that it came through.
-    """
-
-    events = 0
-
-    def run(self, f: Callable[[], Any], at: int = 0) -> Any:
-        """Return ``f()``, or None after the interrupt at event ``at`` (0: there is none)."""
-        self.events = 0
-
-        def trace(frame: FrameType, event: str, arg: Any) -> Any:
-            if not frame.f_code.co_filename.startswith(PACKAGE):
-                return None
-            self.events += 1
-            if self.events == at:
-                raise KeyboardInterrupt
-            return trace
-
-        before, hook = sys.gettrace(), sys.unraisablehook
-        sys.unraisablehook = lambda unraisable: None
-        sys.settrace(trace)
-        try:
-            return f()
-        except KeyboardInterrupt as e:
-            sys.settrace(before)
-            traceback.clear_frames(e.__traceback__)
-            return None
-        finally:
-            sys.settrace(before)
-            sys.unraisablehook = hook
-
-    def sampled(self, f: Callable[[], Any], count: int, seed: int = 0) -> Iterator[Any]:
-        """Yield what ``f`` returns for ``count`` interrupts over its whole run, one in each part of it."""
-        self.run(f)
-        parts = np.linspace(1, self.events, count + 1)
-        for first, last in zip(parts[:-1], parts[1:], strict=True):
-            yield self.run(f, int(np.random.default_rng(seed + int(first)).integers(int(first), int(last) + 1)))

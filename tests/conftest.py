@@ -84,6 +84,15 @@ def no_threads() -> Iterator[None]:
     raise AssertionError("threads that have used tensors go on after these tests")
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """The test's counts of bytes do not change by what the collector frees meanwhile, of other tests, say."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def no_notes() -> Iterator[None]:
     """No test leaves notes of passes over memory, which a later test would count as its own."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,11 @@ from tapegrad.profile.recorder import Session
 from tapegrad.profile.recorder.facts import device_facts
 from tapegrad.profile.runs.timeline import totals
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_collection")]
 META: dict[str, Any] = {
     "tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cuda"},
     "outcome": {"kind": "finished", "code": 0},
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def network(width: int = 96, depth: int = 4) -> tuple[Callable[..., None], list[tg.Variable]]:

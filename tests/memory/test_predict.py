@@ -29,12 +29,8 @@ pytestmark = pytest.mark.sampled(1 / 3)
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nothing of another test may be freed while bytes are counted."""
-    gc.collect()
-    gc.disable()
+def sound(no_collection: None) -> Iterator[None]:
     yield
-    gc.enable()
     assert not limited() and not recorded()
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,14 +16,7 @@ import tapegrad as tg
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.report import UNKNOWN, Report, Row, Saved, report, saved
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nothing of another test may be freed while bytes are counted."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 
 def tensor(*shape: int) -> tg.Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from budget_cases import in_a_thread
 
 import tapegrad as tg
 from programs.draw import draw
@@ -29,7 +29,6 @@ from programs.runs import Run
 from programs.variants import GRAIN, WrongError, arrays, check_bits, compiled
 from tapegrad.memory import CATEGORIES, Measure
 
-PATIENCE = 60
 RETAINED = 20_000
 """Blocks of memory that Python may take for what waits to be added up."""
 PARTS = ("live_by_category", "peak_by_category", "peak_by_primitive", "peak_by_line")
@@ -60,12 +59,12 @@ def check_parts(m: Measure, names: Iterable[str] = PARTS) -> None:
 
 def figures(m: Measure, before: Measure) -> dict[str, Any]:
     """All that is compared, without what was alive before."""
-    found = {name: getattr(m, name) for name in FIGURES}
+    values = {name: getattr(m, name) for name in FIGURES}
     for name in PARTS:
-        parts = Counter(found[name])
+        parts = Counter(values[name])
         parts.subtract(getattr(before, name))
-        found[name] = {key: n for key, n in parts.items() if n}
-    return {**found, "peak_bytes": m.peak_bytes - before.peak_bytes, "live_bytes": m.live_bytes - before.live_bytes}
+        values[name] = {key: n for key, n in parts.items() if n}
+    return {**values, "peak_bytes": m.peak_bytes - before.peak_bytes, "live_bytes": m.live_bytes - before.live_bytes}
 
 
 def check_figures(got: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -91,26 +90,6 @@ def at_every_line(note: Callable[[], object], f: Callable[[], Any]) -> Any:
         return f()
     finally:
         sys.settrace(before)
-
-
-def in_thread(f: Callable[[], Any]) -> Any:
-    """``f()`` in another thread, which must end; raises what it raises."""
-    results, errors = [], []
-
-    def work() -> None:
-        try:
-            results.append(f())
-        except BaseException as e:
-            errors.append(e)
-
-    other = threading.Thread(target=work, daemon=True)
-    other.start()
-    other.join(PATIENCE)
-    if other.is_alive():
-        raise WrongError("a thread does not end: a lock is held")
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 class Subject:
@@ -156,13 +135,13 @@ def check_left(before: Measure) -> None:
 
 def subjects(seeds: Iterable[int], without: Iterable[str] = ()) -> list[Subject]:
     """The programs of seeds that can be repeated in one process and that do none of ``without``."""
-    excluded, found = {"host draw", *without}, []
+    excluded, repeatable = {"host draw", *without}, []
     for seed in seeds:
         program = draw(seed)
         tags = {tag for step in program.all_steps() for op in OPS if op.text == step.text for tag in op.tags}
         if not program.lazy and not program.kinds() & excluded and "global" not in tags:
-            found.append(Subject(program))
-    return found
+            repeatable.append(Subject(program))
+    return repeatable
 
 
 def check_measured_ways(subject: Subject) -> None:
@@ -178,9 +157,9 @@ def check_measured_ways(subject: Subject) -> None:
 
     def sampled() -> list[Any]:
         with tg.measure(timeline=True) as m:
-            found = in_thread(subject.run)
+            results = in_a_thread(subject.run)[0]
         samples.extend(m.samples)
-        return found
+        return results
 
     for way in (read, nested, sampled):
         before = settled()
@@ -196,25 +175,12 @@ def check_measured_ways(subject: Subject) -> None:
 
 def check_added(pair: list[Subject]) -> None:
     """Work and allocations of threads are added, and each has the bits it has alone."""
-    start = threading.Barrier(len(pair))
-    results: list[Any] = [None] * len(pair)
-
-    def work(i: int) -> None:
-        start.wait(PATIENCE)
-        results[i] = pair[i].run()
-
     before = settled()
-    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(pair))]
     with tg.measure() as m:
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join(PATIENCE)
-    if any(r is None for r in results):
-        raise WrongError("a thread has failed, or does not end")
+        results = in_a_thread(*[subject.run for subject in pair])
     check_parts(m)
-    for subject, found in zip(pair, results, strict=True):
-        check_bits(found, subject.expected)
+    for subject, result in zip(pair, results, strict=True):
+        check_bits(result, subject.expected)
     for name in ("allocated_bytes", "kernel_runs", "bytes_moved", "cost", "reruns", "nodes_run"):
         first, *rest = (s.figures[name] for s in pair)
         total = sum(rest, first)
@@ -294,6 +260,6 @@ def check_failed(subject: Subject, times: int, files: str, error: type[BaseExcep
         try:
             check_left(before)
             subject.check()
-            check_bits(in_thread(subject.run), subject.expected)
+            check_bits(in_a_thread(subject.run)[0], subject.expected)
         except WrongError as e:
             raise WrongError(f"after an error at {where}: {e}") from None

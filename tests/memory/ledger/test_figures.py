@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,17 +22,10 @@ from programs.laws import snapshot
 import tapegrad as tg
 from tapegrad.memory import policies
 
+pytestmark = pytest.mark.usefixtures("no_collection")
+
 BIG = 20_000
 """Elements of a value that waits for its first reader."""
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nothing of another test may be freed while bytes are counted."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def rounded(nbytes: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import in_a_thread
 from checks import c64
 from programs.interrupts import interrupted
 from programs.laws import (
@@ -22,7 +23,6 @@ from programs.laws import (
     check_left,
     check_parts,
     figures,
-    in_thread,
     settled,
 )
 
@@ -118,7 +118,7 @@ def test_after_an_interrupt_anywhere_the_next_step_is_as_if_there_had_been_none(
     before = settled()
     with tg.measure() as m:
         run()
-    wanted, count = figures(m, before), 0
+    figures_of_one, count = figures(m, before), 0
     for where in interrupted(run, 25):
         count += 1
         try:
@@ -127,8 +127,8 @@ def test_after_an_interrupt_anywhere_the_next_step_is_as_if_there_had_been_none(
                 check_bits(run(), expected)
             check_parts(m)
             if not m.evictions:
-                check_figures(figures(m, before), wanted)
-            check_bits(in_thread(run), expected)
+                check_figures(figures(m, before), figures_of_one)
+            check_bits(in_a_thread(run)[0], expected)
             check_left(before)
         except WrongError as e:
             raise WrongError(f"after an interrupt at {where}: {e}") from None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from budget_cases import in_a_thread
 from programs import decisions, laws
 from programs.draw import draw
 from programs.interrupts import PACKAGE
 from programs.laws import PlantedError, Subject
 
 import tapegrad as tg
+
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 SEEDS = range(60)
 
@@ -30,15 +31,6 @@ def warm() -> None:
 @pytest.fixture(scope="module")
 def subjects() -> list[Subject]:
     return laws.subjects(SEEDS)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nothing of another test may be freed while bytes are counted."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -97,15 +89,15 @@ def test_blocks_of_threads_that_come_and_go_leave_no_trace(subjects: list[Subjec
             return m.allocated_bytes
 
     with tg.memory_budget("2GiB"):
-        found: list[int] = []
-        other = threading.Thread(target=lambda: found.append(work()), daemon=True)
+        allocated: list[int] = []
+        other = threading.Thread(target=lambda: allocated.append(work()), daemon=True)
         other.start()
         inside.wait()
         for _ in range(5):
             first.run()
     over.wait()
     other.join(60)
-    assert found[0] >= 5 * second.figures["allocated_bytes"]
+    assert allocated[0] >= 5 * second.figures["allocated_bytes"]
     laws.check_left(before)
     first.check(), second.check()
 
@@ -139,7 +131,7 @@ def test_a_child_forked_at_any_time_counts_and_computes_on(subjects: list[Subjec
                     with tg.measure():
                         before = laws.snapshot().live_bytes
                         laws.check_bits(subject.run(), subject.expected)
-                        laws.check_bits(laws.in_thread(subject.run), subject.expected)
+                        laws.check_bits(in_a_thread(subject.run)[0], subject.expected)
                         status = 0 if laws.snapshot().live_bytes == before <= m.peak_bytes else 2
                 finally:
                     os._exit(status)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from budget_cases import in_a_thread
 from checks import c64, no_garbage
-from programs.laws import check_left, in_thread, settled
+from programs.laws import check_left, settled
 
 import tapegrad as tg
 
@@ -169,7 +170,7 @@ def test_exactly_the_bytes_that_are_left_can_be_taken_and_no_more() -> None:
 
     fail()
     limit = settled().live_bytes + 400 * 1024
-    for run in (churn, lambda: in_thread(churn)):
+    for run in (churn, lambda: in_a_thread(churn)):
         with tg.memory_budget(limit) as m:
             run()
             kept = [tg.sin(x) for _ in range(400)]
@@ -197,7 +198,7 @@ def test_bytes_promised_to_a_kernel_that_runs_are_nobody_elses() -> None:
 
     @tg.primitive(infer=lambda a: (a.shape, a.dtype))
     def twice(a: np.ndarray) -> np.ndarray:
-        fitted.extend(in_thread(lambda n=n: fits(n)) for n in (1025, 1024))
+        fitted.extend(in_a_thread(lambda n=n: fits(n))[0] for n in (1025, 1024))
         return a * 2.0
 
     with tg.memory_budget(settled().live_bytes + 8192 + 1024) as m:

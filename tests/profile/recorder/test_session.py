@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import tracemalloc
@@ -35,12 +34,8 @@ META: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nothing of another test may be freed meanwhile."""
-    gc.collect()
-    gc.disable()
+def sound(no_collection: None) -> Iterator[None]:
     yield
-    gc.enable()
     assert account.current is account.NOBODY
     assert STEPS._listeners == ()
     assert LEDGER.journal is None
