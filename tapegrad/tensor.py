@@ -490,7 +490,7 @@ def refuse_detaching(buffer: Buffer, by: str, remedy: str = ".item()") -> None:
     for r in thread.recorders:
         if getattr(r, "replaces_derivative", False):
             del following[-1:]
-        elif getattr(r, "hides", True) and r.follows(buffer):  # a rerun's look-out hides nobody and repeats its tape
+        elif r.follows(buffer):
             following.append(getattr(r, "strict", False))
     if any(following) and buffer.node.aval.smooth:
         Tensor(buffer).look()  # where no value may be read at all, that is the error

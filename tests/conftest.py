@@ -54,7 +54,9 @@ def old_objects() -> None:
     from tapegrad.core import buffer
     from tapegrad.engine import executor
     from tapegrad.memory.ledger.ledger import LEDGER
+    from tapegrad.memory.ledger.phase import STEPS
 
+    STEPS.restart()
     executor.CONSTANTS.clear()
     gc.collect()
     gc.freeze()

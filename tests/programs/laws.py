@@ -97,7 +97,8 @@ class Subject:
 
     def __init__(self, program: Program) -> None:
         self.program, self.main = program, compiled(program)
-        self.run()  # constants are made
+        with tg.measure():
+            self.run()  # constants are made once
         self.expected = self.run()
         self.figures = self.measured(self.run)
 

@@ -129,7 +129,12 @@ class Lookout:
         return any(index in derived for derived in self._outer)
 
     def follows(self, buffer: Buffer) -> bool:
-        """Whether the value is watched outside, or was made in the run and depends on such values."""
+        """Whether the value is watched outside, or was made in the run and depends on such values.
+
+        False in a rerun: it hides no recorder for which it would answer.
+        """
+        if not self.hides:
+            return False
         index = buffer.node.index
         return index in self.derived or (index < self.start and self.watched(buffer))
 

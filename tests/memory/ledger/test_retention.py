@@ -22,7 +22,7 @@ PLENTY = "64MiB"
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    tg.grad(lambda h: tg.sum(forward(h) ** 2.0) * 1e-9 + 1.0)(c64(X)), c64(X) + 1.0  # constants are there
+    tg.grad(lambda h: tg.sum(forward(h) ** 2.0) * 1e-9 + 1.0)(c64(X)), c64(X) + 1.0, c64(X) * 2  # constants are there
     before = settled()
     yield
     check_left(before)

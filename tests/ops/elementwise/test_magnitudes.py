@@ -66,11 +66,11 @@ def test_a_cotangent_may_make_up_for_a_large_square() -> None:
 
 
 def test_powers_of_negative_bases_that_overflow() -> None:
-    """They have gradient 0 in the exponent, as all negative bases."""
-    x, y = np.float32([-1e20, -2.0, 3.0]), np.float32([4.0, 2.0, 2.0])
-    with np.errstate(over="ignore"):
+    """They have gradient 0 in the exponent, as all negative bases; where the power is NaN, the gradient is."""
+    x, y = np.float32([-1e20, -2.0, 3.0, -2.0]), np.float32([4.0, 2.0, 2.0, 0.5])
+    with np.errstate(over="ignore", invalid="ignore"):
         slopes = tg.grad(lambda y: tg.sum(tg.power(x, y)))(tg.asarray(y))
-    np.testing.assert_allclose(slopes, [0, 0, 9 * np.log(3)], 1e-6)
+    np.testing.assert_allclose(slopes, [0, 0, 9 * np.log(3), np.nan], 1e-6)
 
 
 def test_inv_boxcox1p_near_its_lower_end() -> None:
