@@ -71,7 +71,10 @@ def _of(recipe: Recipe) -> Storage:
 
 
 class Candidates:
-    """The resident storages that tapes want, as columns of numbers."""
+    """The resident storages that tapes want, as columns of numbers.
+
+    An interrupt between two statements may lose a free row until all are forgotten; it never lends one twice.
+    """
 
     def __init__(self) -> None:
         self._xp = asdevice("cpu").xp
@@ -82,29 +85,26 @@ class Candidates:
         self._free: list[int] = []
         self._numerators, self._sizes, self._places = (self._xp.zeros(0) for _ in range(3))
 
-    def __len__(self) -> int:
-        return len(self._rows) - len(self._free)
-
     def add(self, recipe: Recipe, graph: Graph, nbytes: int) -> None:
         """A storage is resident and wanted."""
         if not self._free:
             count = max(_FIRST, len(self._rows))
-            self._free = list(range(len(self._rows) + count - 1, len(self._rows) - 1, -1))
-            self._rows += [None] * count
             self._numerators, self._sizes, self._places = (
                 self._xp.concatenate([column, self._xp.full(count, fill)])
                 for column, fill in ((self._numerators, self._xp.inf), (self._sizes, 1.0), (self._places, 0.0))
             )
-        row = _of(recipe).row = self._free.pop()
-        _of(recipe).spared = 0
-        self._rows[row] = (recipe, graph)
+            self._rows += [None] * count
+            self._free = list(range(len(self._rows) - 1, len(self._rows) - 1 - count, -1))
+        row = self._free.pop()
         self._sizes[row] = max(nbytes, 1)
         self._places[row] = recipe.node.index
+        self._rows[row] = (recipe, graph)
+        _of(recipe).row, _of(recipe).spared = row, 0
         self.refresh(recipe, graph)
 
     def begin(self) -> None:
         """A budget begins: if there are none, rows are counted anew, for they decide between equal scores."""
-        if not len(self):
+        if not any(self._rows):
             self.clear()
 
     def clear(self) -> None:
@@ -118,14 +118,14 @@ class Candidates:
         """It is dropped, or wanted no longer."""
         storage = recipe.storage
         if storage is not None and storage.row >= 0:
-            self._rows[storage.row] = None
-            self._numerators[storage.row] = self._xp.inf
-            self._free.append(storage.row)
-            storage.row = -1
+            row, storage.row = storage.row, -1
+            self._rows[row] = None
+            self._numerators[row] = self._xp.inf
+            self._free.append(row)
 
     def best(self, here: int) -> tuple[Recipe, Graph] | None:
         """The storage to drop first where the tape is at node ``here``."""
-        if not len(self):
+        if not self._rows:
             return None
         scores = self._numerators / (self._sizes * self._xp.sqrt(self._xp.maximum(here - self._places, 1)))
         row = int(scores.argmin())

@@ -53,6 +53,15 @@ class Collective:
         return 0 if self.done < 0 else self.done - self.entered - self.exposed
 
 
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A gradient walk of one rank; times in ns."""
+
+    rank: int
+    begin: int
+    end: int
+
+
 def collectives(run: Run) -> list[Collective]:
     """All of them, in the order of the table: that of each rank."""
     table = run.communication
@@ -68,3 +77,8 @@ def collectives(run: Run) -> list[Collective]:
             entered, begun, done, needed, waited, under_way, walk
         in zip(*table.values())
     ]  # fmt: skip
+
+
+def walks(run: Run) -> list[Walk]:
+    """The gradient walks of all ranks."""
+    return [Walk(*row) for row in zip(*run.walks.values())]

@@ -10,7 +10,7 @@ import pytest
 from tapegrad.profile.ranks.clocks import Clock, Reading
 from tapegrad.profile.ranks.merging import Part, first_failed, highest, merged, part_of
 from tapegrad.profile.runs import Run
-from tapegrad.profile.runs.communication import collectives
+from tapegrad.profile.runs.communication import collectives, walks
 from tapegrad.profile.runs.file import parse, to_json
 from tests.profile.made_runs import MIB, Builder
 
@@ -126,10 +126,10 @@ def test_walks_and_lines_are_each_ranks_own() -> None:
             walk = r.walk(13_000 + i - BEGAN[r.rank], 14_000 + i - BEGAN[r.rank], r.rank)
             r.took_part(13_500 + i, 13_900, walk=walk, number=i + 1, file=f"rank_{r.rank}.py", line=i + 1)
     run = one_run(ranks)
-    walks = run.walks
-    assert walks["rank"] == [0, 1, 1, 2, 2, 2]
+    found = walks(run)
+    assert [w.rank for w in found] == [0, 1, 1, 2, 2, 2]
     for e in collectives(run):
-        assert walks["rank"][e.walk] == e.rank and walks["begin_ns"][e.walk] == 3_000_000 + 1000 * (e.number - 1)
+        assert found[e.walk].rank == e.rank and found[e.walk].begin == 3_000_000 + 1000 * (e.number - 1)
         assert (e.file, e.line, e.detail) == (f"rank_{e.rank}.py", e.number, f"float32 ({MIB // 4},)")
 
 
