@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 from tapegrad.device import CPU
 from tapegrad.engine.cpu.native import machine
 from tapegrad.engine.cpu.native.emit import SCALAR, STRIDED, Structure, function
-from tapegrad.engine.cpu.native.loops import PROBED, Strided, samples
+from tapegrad.engine.cpu.native.loops import PROBED, Loop, call, samples
 
 _XP = CPU.xp
 _kernels: dict[Structure, int] = {}
@@ -95,15 +94,15 @@ def _agrees(address: int, structure: Structure) -> bool:
     values: list[Any] = list(leaves)
     with _XP.errstate(all="ignore"):
         for name, _, operands, _ in structure.ops:
-            values.append(getattr(_XP, name)(*(values[k] for k in operands)))
+            values.append(
+                values[operands[0]] if name == "copyto" else getattr(_XP, name)(*(values[k] for k in operands))
+            )
     expected = [_XP.broadcast_to(values[k], (PROBED,)) for k, _ in structure.stores]
     results = [
         _spread(_XP.zeros(PROBED, x.dtype), kind) for x, (_, kind) in zip(expected, structure.stores, strict=True)
     ]
     arrays = [*leaves, *results]
-    data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
-    strides = (ctypes.c_ssize_t * len(arrays))(*(x.strides[0] if x.ndim else 0 for x in arrays))
-    Strided(address)(None, data, ctypes.c_ssize_t(PROBED), strides, None)
+    call(Loop(address, 0, 0, True), arrays, PROBED, [x.strides[0] if x.ndim else 0 for x in arrays])
     return all(map(_same, results, expected))
 
 
