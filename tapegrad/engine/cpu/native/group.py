@@ -62,13 +62,13 @@ def groups(
 ) -> Iterator[Group]:
     """Yield the groups among entries ``first`` up to ``last``, behind which comes step ``then``.
 
-    A single copy is a group, too: NumPy fills arrays by vectors.
+    A single copy is a group, too (NumPy fills arrays by vectors), and a single choice, which NumPy has no loop for.
     """
     while first < last:
         growing = _grown(entries, lifetimes, first, last)
         while wrong := growing.stored_over_a_leaf(lifetimes[growing.last].step if growing.last < last else then):
             growing = _grown(entries, lifetimes, first, wrong)
-        if growing.last - first > 1 or (growing.last > first and entries[first].name == "copyto"):
+        if growing.last - first > 1 or (growing.last > first and entries[first].name in ("copyto", "where")):
             yield growing.group(lifetimes[growing.last].step if growing.last < last else then)
         first = max(growing.last, first + 1)
 
@@ -153,7 +153,7 @@ class _Growing:
             self._leaves[r] = self.last, k
         numbers = list(self._leaves)
         refs = tuple(~self._values[r].number if r in self._values else numbers.index(r) for r in reads)
-        op = entry.name, reads[0].char, refs, result.char
+        op = entry.name, reads[-1].char, refs, result.char
         self._values[result] = _Value(self._ops.setdefault(op, len(self._ops)), self.last)
         self._written.append(span)
         return True

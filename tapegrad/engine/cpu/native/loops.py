@@ -9,12 +9,12 @@ with the ufunc itself before their first use, so that an unknown NumPy costs spe
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU
-from tapegrad.device.types import DType
+from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import machine
 
 _XP = CPU.xp
@@ -114,6 +114,17 @@ def call(loop: Loop, arrays: Sequence[Any], n: int, strides: Sequence[int]) -> N
     data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
     steps = (ctypes.c_ssize_t * len(arrays))(*strides)
     _Strided(loop.function)(loop.context, data, ctypes.c_ssize_t(n), steps, loop.auxdata)
+
+
+def called(function: int) -> Callable[[int, Array, int], int]:
+    """Return a loop as a function of its context, the addresses of its arrays and how many elements they have."""
+    loop = _Strided(function)
+
+    def run(context: int, addresses: Array, n: int) -> int:
+        data = ctypes.cast(addresses.ctypes.data, ctypes.POINTER(ctypes.c_void_p))
+        return loop(context, data, ctypes.c_ssize_t(n), None, None)
+
+    return run
 
 
 def _agrees(loop: Loop, ufunc: Any, dtypes: tuple[DType, ...]) -> bool:

@@ -46,8 +46,8 @@ def _ready() -> tuple[Any, dict[str, int], str]:
     try:
         flags = _X86_FLAGS if is_x86() else _ARM_FLAGS
         copies = "".join(_COPY.replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _COPIED)
-        names = ["run", "nest", "reduction", *(f"copy{n}" for n in _COPIED)]
-        made = compiled(_RUNNER + _NEST + _REDUCTION + copies + flags, names, 2)
+        names = ["run", "nest", "reduction", "sequence", *(f"copy{n}" for n in _COPIED)]
+        made = compiled(_RUNNER + _NEST + _REDUCTION + _SEQUENCE + copies + flags, names, 2)
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         return kind(made["run"]), made, ""
     except Exception as e:  # memory that may be written and executed is forbidden in some processes
@@ -65,6 +65,17 @@ def reduction() -> int:
     Its context is a record of four words: function, context and auxiliary data of a ufunc's loop, and the itemsize.
     """
     return _ready()[1]["reduction"]
+
+
+def sequence() -> int:
+    """Return the address of a loop that calls others one after the other, on a few elements at a time.
+
+    Its context is a record: how many rows, elements at a time, and operands; for each operand the bytes from one
+    element to the next (0: it has one, or is scratch); then the rows: function, context and auxiliary data of a loop,
+    the flags that count, the number of its operands, which of the operands these are, and their strides.  The loop
+    returns the flags.
+    """
+    return _ready()[1]["sequence"]
 
 
 def nest() -> int:
@@ -318,6 +329,82 @@ define i32 @reduction(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %igno
   store i64 0, ptr %last
   %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %steps, ptr %auxdata)
   ret i32 0
+}
+"""
+
+_SEQUENCE = """
+define i32 @sequence(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
+start:
+  %n = load i64, ptr %dims
+  %rows = load i64, ptr %record
+  %chunk.p = getelementptr i64, ptr %record, i64 1
+  %chunk = load i64, ptr %chunk.p
+  %count.p = getelementptr i64, ptr %record, i64 2
+  %count = load i64, ptr %count.p
+  %ways = getelementptr i64, ptr %record, i64 3
+  %table = getelementptr i64, ptr %ways, i64 %count
+  %pointers = alloca [64 x i64]
+  %size = alloca i64
+  br label %tile
+tile:
+  %i = phi i64 [ 0, %start ], [ %i.next, %tiled ]
+  %seen = phi i64 [ 0, %start ], [ %seen.now, %tiled ]
+  %left = sub i64 %n, %i
+  %short = icmp slt i64 %left, %chunk
+  %here = select i1 %short, i64 %left, i64 %chunk
+  store i64 %here, ptr %size
+  br label %row
+row:
+  %r = phi i64 [ 0, %tile ], [ %r.next, %called ]
+  %words = phi ptr [ %table, %tile ], [ %words.next, %called ]
+  %seen.row = phi i64 [ %seen, %tile ], [ %seen.now, %called ]
+  %function = load ptr, ptr %words
+  %context.p = getelementptr i64, ptr %words, i64 1
+  %context = load ptr, ptr %context.p
+  %auxdata.p = getelementptr i64, ptr %words, i64 2
+  %auxdata = load ptr, ptr %auxdata.p
+  %counted.p = getelementptr i64, ptr %words, i64 3
+  %counted = load i64, ptr %counted.p
+  %k.p = getelementptr i64, ptr %words, i64 4
+  %k = load i64, ptr %k.p
+  %which = getelementptr i64, ptr %words, i64 5
+  %steps = getelementptr i64, ptr %which, i64 %k
+  %words.next = getelementptr i64, ptr %steps, i64 %k
+  br label %operand
+operand:
+  %j = phi i64 [ 0, %row ], [ %j.next, %operand ]
+  %number.p = getelementptr i64, ptr %which, i64 %j
+  %number = load i64, ptr %number.p
+  %base.p = getelementptr i64, ptr %data, i64 %number
+  %base = load i64, ptr %base.p
+  %way.p = getelementptr i64, ptr %ways, i64 %number
+  %way = load i64, ptr %way.p
+  %offset = mul i64 %way, %i
+  %address = add i64 %base, %offset
+  %to = getelementptr i64, ptr %pointers, i64 %j
+  store i64 %address, ptr %to
+  %j.next = add i64 %j, 1
+  %j.more = icmp slt i64 %j.next, %k
+  br i1 %j.more, label %operand, label %call
+call:
+  call void @clear()
+  %status = call i32 %function(ptr %context, ptr %pointers, ptr %size, ptr %steps, ptr %auxdata)
+  %flags = call i64 @flags()
+  %counts = and i64 %flags, %counted
+  %seen.now = or i64 %seen.row, %counts
+  br label %called
+called:
+  %r.next = add i64 %r, 1
+  %r.more = icmp slt i64 %r.next, %rows
+  br i1 %r.more, label %row, label %tiled
+tiled:
+  %i.next = add i64 %i, %chunk
+  %i.more = icmp slt i64 %i.next, %n
+  br i1 %i.more, label %tile, label %done
+done:
+  call void @clear()
+  %answer = trunc i64 %seen.now to i32
+  ret i32 %answer
 }
 """
 

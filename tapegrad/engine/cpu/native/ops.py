@@ -29,6 +29,8 @@ _FLOATS = {*_PLAIN, *_INTRINSIC, *_COMPARE, *_OTHER}
 
 def is_exact(name: str, dtypes: Sequence[DType]) -> bool:
     """Whether compiled code may stand for ufunc ``name`` on operands and a result of ``dtypes``."""
+    if name == "where":
+        return len(dtypes) == 4 and dtypes[0].char == "?" and {d.char for d in dtypes[1:]} in ({"f"}, {"d"}, {"?"})
     chars = {d.char for d in dtypes[:-1]}
     if len(chars) != 1:
         return False
@@ -42,6 +44,8 @@ def instructions(name: str, char: str, width: int, reads: Sequence[str], result:
     suffix = {"f": "f32", "d": "f64", "?": "i1"}[char]
     suffix = suffix if width == 1 else f"v{width}{suffix}"
     x, y = reads[0], reads[-1]
+    if name == "where":
+        return [f"{result} = select {'i1' if width == 1 else f'<{width} x i1>'} {x}, {kind} {reads[1]}, {kind} {y}"]
     if name in ("positive", "copyto"):
         return [f"{result} = bitcast {kind} {x} to {kind}"]
     if char == "?":
