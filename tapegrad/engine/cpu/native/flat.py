@@ -14,7 +14,7 @@ from tapegrad.device.float_errors import reported
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import Loop, called, loop_of
+from tapegrad.engine.cpu.native.loops import Loop, function_at, loop_of
 from tapegrad.engine.cpu.native.ops import is_exact
 
 _XP = CPU.xp
@@ -109,13 +109,17 @@ class Flat:
     ) -> Callable[[int], None]:
         """Return what does a tile of ``chunk`` elements by its number; ``again`` does it by NumPy, to report errors."""
         record: Any = self._record
-        bases = _XP.array([cxx.address(x) for x in arrays], _XP.int64)
-        ways = record[3 : 3 + len(arrays)]
-        run, at, bits = called(machine.sequence()), cxx.address(record), machine.flag_bits()
+        count = len(arrays)
+        first = _XP.array([*(cxx.address(x) for x in arrays), 0], _XP.int64)
+        ways = _XP.array([*record[3 : 3 + count], 0])
+        run, at, bits = function_at(machine.sequence()), cxx.address(record), machine.flag_bits()
 
         def task(number: int) -> None:
             start = number * chunk
-            flags = run(at, bases + start * ways, min(chunk, length - start))
+            words = first + start * ways
+            words[count] = min(chunk, length - start)
+            pointers = cxx.address(words)
+            flags = run(at, pointers, pointers + 8 * count, None, None)
             if flags and flags & sum(bits[kind] for kind in reported()):
                 again(number)
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU
-from tapegrad.device.types import Array, DType
+from tapegrad.device.types import DType
 from tapegrad.engine.cpu.native import machine
 
 _XP = CPU.xp
@@ -47,10 +47,7 @@ class _Info(ctypes.Structure):
     )  # fmt: skip
 
 
-_Strided = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_ssize_t),
-    ctypes.POINTER(ctypes.c_ssize_t), ctypes.c_void_p,
-)  # fmt: skip
+_Strided = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -111,20 +108,15 @@ def _sums(loop: Loop, dtype: DType, n: int) -> bool:
 
 def call(loop: Loop, arrays: Sequence[Any], n: int, strides: Sequence[int]) -> None:
     """Call a loop once."""
-    data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
-    steps = (ctypes.c_ssize_t * len(arrays))(*strides)
-    _Strided(loop.function)(loop.context, data, ctypes.c_ssize_t(n), steps, loop.auxdata)
+    words = _XP.array([*(x.ctypes.data for x in arrays), n, *strides], _XP.int64)
+    data = words.ctypes.data
+    sizes = data + 8 * len(arrays)
+    function_at(loop.function)(loop.context, data, sizes, sizes + 8, loop.auxdata)
 
 
-def called(function: int) -> Callable[[int, Array, int], int]:
-    """Return a loop as a function of its context, the addresses of its arrays and how many elements they have."""
-    loop = _Strided(function)
-
-    def run(context: int, addresses: Array, n: int) -> int:
-        data = ctypes.cast(addresses.ctypes.data, ctypes.POINTER(ctypes.c_void_p))
-        return loop(context, data, ctypes.c_ssize_t(n), None, None)
-
-    return run
+def function_at(address: int) -> Callable[..., int]:
+    """Return an inner loop as a function of five addresses: its context, pointers, sizes, strides, auxiliary data."""
+    return _Strided(address)
 
 
 def _agrees(loop: Loop, ufunc: Any, dtypes: tuple[DType, ...]) -> bool:
