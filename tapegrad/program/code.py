@@ -13,6 +13,7 @@ from tapegrad.device.float_errors import treating_errors
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import machine
+from tapegrad.engine.cpu.native.flat import interpreted
 from tapegrad.engine.cpu.native.group import Entry, Lifetime
 from tapegrad.engine.cpu.native.table import FlaggedError, Table, entry_of
 from tapegrad.engine.work import Call
@@ -88,8 +89,14 @@ class Code:
             for block in self.blocks:
                 block(*outside)
         except FlaggedError:
-            self._table.separate()
             begin()
+            self._table.failures += 1
+            self.run_single(outside)
+
+    def run_single(self, outside: Sequence[Array]) -> None:
+        """Make all calls one by one: no kernel does several."""
+        self._table.bind(outside, fused=False)
+        with interpreted():
             for block in self.blocks:
                 block(*outside)
 

@@ -24,6 +24,7 @@ from tapegrad.device import CPU, cxx, dtypes, is_array, tally
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.numerics import blas
 from tapegrad.device.types import Array, Namespace
+from tapegrad.engine.cpu.native.flat import interpreted
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.program import arena
@@ -194,15 +195,18 @@ class Replay:
 
     # Running -------------------------------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Tensor]) -> None:
-        """Do all works; no variable is written yet."""
+    def run(self, tensors: Sequence[Tensor], single: bool = False) -> None:
+        """Do all works; no variable is written yet.  ``single``: no kernel does several calls."""
         if self._fails or (self._places and MANAGER.limit != inf):
             self._build_inside()
         self._begin(tensors)
         kept: dict[int, Buffer] = {}
         outside = [self._lent(place, tensors, kept) for place in self._places]
         with blas.one_thread() if self._multiplies else _NOTHING:
-            self._code.run(outside, partial(self._begin, tensors))
+            if single:
+                self._code.run_single(outside)
+            else:
+                self._code.run(outside, partial(self._begin, tensors))
         self._fresh = kept
         if tally.said.passes:
             tally.taken()  # the report has them
@@ -459,15 +463,16 @@ def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
     device = program.device
     for replay in (planned, apart):
         replay._begin(tensors)
-    for i, (step, other) in enumerate(zip(planned.program.steps, apart.program.steps, strict=True)):
-        for replay in (planned, apart):
-            for f, args in replay._calls(i):
-                f(*args)
-        for v, w in zip(step.writes, other.writes, strict=True):
-            x, y = device.numpy(planned.memory.array(v)), device.numpy(apart.memory.array(w))
-            if not same_bits(x, y):
-                where = "" if step.place is None else f" of {step.place[0]}:{step.place[1]}"
-                return f"step {i}, {', '.join(step.names)}{where}"
+    with interpreted():
+        for i, (step, other) in enumerate(zip(planned.program.steps, apart.program.steps, strict=True)):
+            for replay in (planned, apart):
+                for f, args in replay._calls(i):
+                    f(*args)
+            for v, w in zip(step.writes, other.writes, strict=True):
+                x, y = device.numpy(planned.memory.array(v)), device.numpy(apart.memory.array(w))
+                if not same_bits(x, y):
+                    where = "" if step.place is None else f" of {step.place[0]}:{step.place[1]}"
+                    return f"step {i}, {', '.join(step.names)}{where}"
     return None
 
 

@@ -17,7 +17,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import CPU, Device, cxx, phantom, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.cpu.native.flat import Flat
+from tapegrad.engine.cpu.native.flat import Flat, is_interpreted
 from tapegrad.engine.work import Call, Work, into
 
 TILE = 131072
@@ -133,7 +133,7 @@ class Tiling(Work):
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
         workers, partials = self._workers_on(outputs, temporaries)
-        threads.run(self._tasks(workers, outputs, temporaries), self._cut.tasks)
+        self._run_tiles(workers, outputs, temporaries)
         _finish(self._program, self._cut, partials, outputs, self.device.xp)
         return outputs
 
@@ -148,7 +148,7 @@ class Tiling(Work):
             ready = not cut.reduced and len(workers) * cut.tasks * len(program.steps) <= _MOST_READY
             ready = ready and phantom.Phantom not in map(type, (*reads, *outputs, *temporaries))
             workers = [_ready(w, cut.tasks) if ready else w for w in workers]
-            calls = [(threads.run, (again._tasks(workers, outputs, temporaries), cut.tasks))]
+            calls = [(again._run_tiles, (workers, outputs, temporaries))]
         if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
             calls.append((_finish, (program, cut, partials, outputs, xp)))
         return calls
@@ -170,13 +170,16 @@ class Tiling(Work):
         ]
         return workers, partials
 
+    def _run_tiles(self, workers: list[Tasks], outputs: list[Array], temporaries: list[Array]) -> None:
+        threads.run(self._tasks(workers, outputs, temporaries), self._cut.tasks)
+
     def _tasks(
         self, workers: list[Tasks], outputs: list[Array], temporaries: list[Array]
     ) -> list[Callable[[int], None]]:
         """What does a task by its number, for each worker: by machine code, where there is some."""
         tasks = [_doing(w) for w in workers]
         program, cut = self._program, self._cut
-        if len(cut.shape) > 1 or program.reductions or STRIDED in self._layouts:
+        if len(cut.shape) > 1 or program.reductions or STRIDED in self._layouts or is_interpreted():
             return tasks
         arrays = [*self._leaves, *outputs]
         if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):

@@ -75,6 +75,17 @@ def test_gradients_have_the_bits_of_the_first(dtype: str) -> None:
     assert all(other == first for other in later)
 
 
+@pytest.mark.parametrize("chain", CHAINS)
+def test_captured_regions_have_the_bits_of_eager_ones(chain: str) -> None:
+    f = tg.function(CHAINS[chain])
+    for n in (5000, 5000, 5000, 5000, 300_000, 300_000, 300_000, 300_000):
+        x, y, s = operands("f4", n)
+        with np.errstate(all="ignore"):
+            assert bits(f(x, y, s).numpy()) == bits(CHAINS[chain](x, y, s).numpy())
+            if f.stats.replays:
+                assert f.verify(x, y, s) is None
+
+
 @pytest.mark.parametrize("mode", ["warn", "raise", "ignore"])
 def test_floating_point_errors_are_reported_every_time_alike(mode: str) -> None:
     x = tg.asarray(np.where(np.arange(5000) == 4321, 0.0, np.linspace(1, 2, 5000)))

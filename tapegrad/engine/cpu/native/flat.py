@@ -6,7 +6,9 @@ run over a few elements at a time, so that what lies between them stays in a cor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tapegrad.device import CPU, cxx
@@ -20,8 +22,24 @@ from tapegrad.engine.cpu.native.ops import is_exact
 _XP = CPU.xp
 _CHUNK = 2048
 """Elements at a time."""
+_interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 Step = tuple[Any, tuple[int, ...], int]
 """A function, the numbers of its operands, and that of its result."""
+
+
+def is_interpreted() -> bool:
+    """Whether regions run by NumPy's calls alone, in this thread and here."""
+    return _interpreted.get()
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Run regions by NumPy's calls alone inside the block."""
+    token = _interpreted.set(True)
+    try:
+        yield
+    finally:
+        _interpreted.reset(token)
 
 
 class Flat:

@@ -198,7 +198,8 @@ class Table:
         self._groups: list[Group] = []
         self._kernels = kernels.NOTHING
         self._fused: _Rows | None = None
-        self._failures = 0
+        self.failures = 0
+        """Replays that had to be made again."""
 
     def add(self, entries: Sequence[Entry], lifetimes: Sequence[Lifetime], then: int) -> tuple[int, int]:
         """Append a stretch, behind which comes step ``then``; return its number, and that of its first entry."""
@@ -220,7 +221,7 @@ class Table:
                     moving.setdefault(there[0], []).append((at, there[1]))
         self._moving = [(i, *_XP.array(pairs).T) for i, pairs in moving.items()]
         rows = [self._row(number) for number in range(len(self._entries))]
-        self._single = self._now = _Rows(rows, self._stretches, self._pointers)
+        self._single = _Rows(rows, self._stretches, self._pointers)
         if fused:
             for (first, last), then in zip(self._stretches, self._behind, strict=True):
                 self._groups += groups(self._entries, self._lifetimes, first, last, then)
@@ -257,7 +258,7 @@ class Table:
                     rows.append(_Row(None, loop, g.shape, g.strides, pointers))
                     first = g.last
             stretches.append((begin, len(rows)))
-        self._fused = self._now = _Rows(rows, stretches, self._pointers)
+        self._fused = _Rows(rows, stretches, self._pointers)
         self._kernels = kernels.NOTHING
 
     def change(self, number: int, call: Call) -> bool:
@@ -271,20 +272,17 @@ class Table:
             pass
         return True
 
-    def bind(self, arrays: Sequence[Array]) -> None:
-        """Begin a replay: let pointers into memory of the present call point to ``arrays``."""
+    def bind(self, arrays: Sequence[Array], fused: bool = True) -> None:
+        """Begin a replay: let pointers into memory of the present call point to ``arrays``.
+
+        ``fused``: where there are kernels, they do several calls at once.
+        """
         if self._kernels.ready:
             self._fuse()
-        elif self._fused is not None and self._failures < _MOST_FAILURES:
-            self._now = self._fused
+        kernels_serve = fused and self.failures < _MOST_FAILURES
+        self._now = (self._fused if kernels_serve else None) or self._single
         for i, numbers, offsets in self._moving:
             self._pointers[numbers] = offsets + cxx.address(arrays[i])
-        self._now.bind()
-
-    def separate(self) -> None:
-        """Run single ufuncs, in which floating-point errors are reported, until the next replay begins."""
-        self._failures += 1
-        self._now = self._single
         self._now.bind()
 
     def run(self, stretch: int) -> None:
@@ -292,7 +290,8 @@ class Table:
 
         Raises FlaggedError where one has occurred in a kernel.
         """
-        rows, run, bits = self._now, machine.runner(), machine.flag_bits()
+        rows: Any = self._now
+        run, bits = machine.runner(), machine.flag_bits()
         assert run is not None
         first, last = rows.stretches[stretch]
         mask = sum(bits[kind] for kind in reported())
