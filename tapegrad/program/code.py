@@ -55,7 +55,14 @@ class Code:
         self._table = Table(lambda x: outside.place(x) if type(x) is Phantom else None)
         self._entries: dict[str, int] = {}
         """The numbers of entries that can be changed."""
+        self._calls = 0
         self._native = machine.runner() is not None
+
+    @property
+    def how(self) -> str:
+        """By how many calls of each kind it runs; empty: NumPy makes all."""
+        kernels, loops = self._table.counts
+        return f"by {kernels} kernels, {loops} of NumPy's loops and {self._calls} calls" if loops or kernels else ""
 
     def add(self, calls: Sequence[Call], step: int, until: int, errors: Any = None, moves: bool = False) -> None:
         """Make ``calls`` after those before, as ``step``, of which step ``until`` is the last that needs the results.
@@ -185,6 +192,7 @@ class Code:
                 )
                 yield f" run({number})", []
             else:
+                self._calls += len(stretch)
                 for line, _ in stretch:
                     self._used = []
                     yield self._text(line.call, line.own), self._used

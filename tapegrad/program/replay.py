@@ -60,7 +60,7 @@ class Replay:
     @property
     def how(self) -> str:
         """How its works are done, where there are several ways."""
-        return ""
+        return self._code.how
 
     def __init__(self, program: Program, plan: Planning = arena.plan, inside: bool | None = None) -> None:
         self._given = program, plan

@@ -359,6 +359,15 @@ def test_variables_that_move_are_read_where_they_lie() -> None:
         assert f(x).numpy().tobytes() == many(x, w).numpy().tobytes()
 
 
+def test_explain_counts_kernels_loops_and_calls() -> None:
+    f = tg.function(lambda x: tg.sum(tg.sin(x * 2 + 1) * (x - 3)) + tg.sum(tg.sort(x)))
+    x = tg.asarray(np.linspace(0, 1, 50))
+    for _ in range(4):
+        f(x)
+    # x * 2 + 1 and x - 3 are a kernel, as is what follows the sine; a sort is NumPy's.
+    assert "replayed by" in f.explain(x) and "kernels" in f.explain(x)
+
+
 SCRIPT = """
 import sys
 if "blocked" in sys.argv: sys.modules["llvmlite"] = None

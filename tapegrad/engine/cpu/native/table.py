@@ -261,6 +261,12 @@ class Table:
         self._fused = _Rows(rows, stretches, self._pointers)
         self._kernels = kernels.NOTHING
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many kernels a replay calls, and how many single loops."""
+        names = (self._fused or self._single).names
+        return names.count(None), len(names) - names.count(None)
+
     def change(self, number: int, call: Call) -> bool:
         """Make ``call`` in place of the entry, whose arrays lay alike; False if it cannot be one."""
         entry = entry_of(call)
