@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inside import array_of
 from shim import standin
 from shim.happens import races, taken
 
@@ -171,7 +172,7 @@ def test_the_engine_beside_offloading(cuda, cupy, few_slabs, ordered, monkeypatc
                 y = tg.sum(tg.sin(a * b) * a)
             values.append(tape.gradient(y, a))
         else:
-            slot = tier.put(filled(a._array, cuda))
+            slot = tier.put(filled(array_of(a), cuda))
             values.append(from_array(slot.get(), cuda))
         del a, b, values[: max(0, len(values) - 6)]
     cupy.cuda.Stream.null.use()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from explain_programs import explained, grown, indented, leaves_of
+from inside import aval_of
 
 import tapegrad as tg
 from tapegrad.core.state import thread
@@ -64,7 +65,7 @@ def test_reductions_and_what_is_computed_from_them(axis: int | None, seed: int, 
         assert not texts
         return z
 
-    waiting(y._buffer.node.aval, computed)
+    waiting(aval_of(y), computed)
     assert len(texts) == 1 and told.endswith(indented(texts[0])), told
     assert told.count("kept on the way") == (seed % 3 == 0) + (seed % 2 == 0)
     del held

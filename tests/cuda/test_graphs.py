@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from captured import alike, bits
+from inside import array_of
 from shim import standin
 
 import tapegrad as tg
@@ -232,7 +233,7 @@ def test_a_budget_is_kept_by_the_arena_and_what_it_reads() -> None:
 
 def test_a_capture_always_ends() -> None:
     device: Any = asdevice("cuda")
-    x = data(4)._buffer.array
+    x = array_of(data(4))
 
     def fails() -> None:
         x.fill(1)
@@ -250,7 +251,7 @@ def test_a_capture_always_ends() -> None:
 def test_another_thread_works_while_a_stream_captures() -> None:
     """Streams of other threads do not wait for one that is capturing, which waits for none of them."""
     device: Any = asdevice("cuda")
-    x, done, go = data(4)._buffer.array, threading.Event(), threading.Event()
+    x, done, go = array_of(data(4)), threading.Event(), threading.Event()
     failures: list[BaseException] = []
 
     def beside() -> None:
@@ -362,7 +363,7 @@ def test_what_cupys_functions_take_is_scratch_memory_of_the_program() -> None:
 
 def test_a_graph_of_cupys_functions_in_scratch_memory() -> None:
     device: Any = asdevice("cuda")
-    xp, x, out = device.xp, data(100)._buffer.array, data(100, seed=1)._buffer.array
+    xp, x, out = device.xp, array_of(data(100)), array_of(data(100, seed=1))
     scratch = device.scratch()
 
     def f() -> None:

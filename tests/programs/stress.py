@@ -28,6 +28,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+from inside import buffer_of
 
 import tapegrad as tg
 from programs.draw import draw
@@ -93,7 +94,7 @@ class Stress:
         with counted() as m:
             self.base = m.live_bytes
         tier = default_tier(tg.ones(1).device)  # its file and its thread are there from now on
-        slot = tier.put(tg.ones(1000)._buffer)
+        slot = tier.put(buffer_of(tg.ones(1000)))
         slot.prefetch(), slot.get()
 
     # One program -----------------------------------------------------------------------------------------------
