@@ -118,8 +118,7 @@ def no_wrong_values() -> Iterator[None]:
             if "PYTEST_XDIST_WORKER" in os.environ:
                 os._exit(1)
             raise
-        if device._checks is not None:
-            device.checks.clear()
+        device.checks.clear()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -5,12 +5,23 @@ A test that states a contract by public names needs none of these.  What is rena
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 import tapegrad as tg
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
+from tapegrad.distributed import group
+from tapegrad.nn.layers import layer
+
+devices = importlib.import_module("tapegrad.device")  # not the function of that name
 
 
 def buffer_of(t: tg.Tensor) -> Buffer:
@@ -36,3 +47,20 @@ def is_lazy(t: tg.Tensor) -> bool:
 def weak(t: tg.Tensor) -> weakref.ref[Buffer]:
     """Return a weak reference to the value of a tensor, which dies when nothing requires the value any more."""
     return weakref.ref(buffer_of(t))
+
+
+@contextmanager
+def default_as(name: str | None) -> Iterator[None]:
+    """Set the default device in the block; None: the first tensor chooses it, as in a new process."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(devices, "_default", [] if name is None else [devices.asdevice(name)])
+        yield
+
+
+@contextmanager
+def as_in_a_new_process() -> Iterator[None]:
+    """In the block no default device is chosen, no group of ranks is made, and no layer has a name."""
+    with default_as(None), pytest.MonkeyPatch.context() as changed:
+        changed.setattr(group, "_world", None)
+        changed.setattr(layer, "_serial", defaultdict(itertools.count))
+        yield

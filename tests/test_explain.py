@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -57,8 +58,15 @@ def test_costly_values_that_are_held_are_outputs(programs: list[str]) -> None:
     assert "kept on the way" not in again and " 1 outputs;" in again
 
 
-def test_tiles_are_those_that_run(programs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_tile", [1000])
+@pytest.fixture
+def small_tiles() -> Iterator[None]:
+    """Tiles of 1000 elements."""
+    tiles.set_tile_size(1000)
+    yield
+    tiles.set_tile_size(tiles.TILE)
+
+
+def test_tiles_are_those_that_run(programs: list[str], small_tiles: None) -> None:
     y = tg.asarray(np.ones((200, 300))) * 2
     assert "60 tiles of at most 1000 elements, 0 rows" in explained(y)
     y.numpy()
@@ -81,8 +89,7 @@ def test_another_region_is_another_text(programs: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 200), (40, 30, 50), (7, 900, 10)])
-def test_tiles_of_strided_arrays_are_those_that_cover_all(shape: tuple[int, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(tiles, "_tile", [1000])
+def test_tiles_of_strided_arrays_are_those_that_cover_all(shape: tuple[int, ...], small_tiles: None) -> None:
     x = tg.asarray(np.ones(shape[::-1]))
     told = explained(tg.permute_dims(x, tuple(range(x.ndim))[::-1]) * 2)
     found = re.search(r"(\d+) tiles of at most (\d+) elements", told)

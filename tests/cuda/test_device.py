@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cuda_cases import FAULTS, broken, same_bits
-from inside import array_of
+from inside import array_of, default_as
 from shim import standin
 from waiting import never_waits
 
 import tapegrad as tg
 from tapegrad import memory
-from tapegrad.device import CPU, _default, asdevice, current_device, default_device
+from tapegrad.device import CPU, asdevice, current_device, default_device
 from tapegrad.errors import DeviceError
 from tapegrad.tensor import from_array, materialize
 
@@ -32,8 +32,8 @@ def test_what_is_missing_is_said_and_the_cpu_serves(fault, cupy, monkeypatch):
     monkeypatch.delenv("TAPEGRAD_DEVICE", raising=False)
     why, fix = FAULTS[fault]
     assert default_device() is CPU
-    _default.clear()
-    assert tg.asarray([1.0]).device is current_device() is CPU
+    with default_as(None):
+        assert tg.asarray([1.0]).device is current_device() is CPU
     with pytest.raises(DeviceError) as caught:
         tg.device("cuda").__enter__()
     assert str(caught.value).startswith(f"device 'cuda:0' is not available: {why}"), caught.value
@@ -49,8 +49,8 @@ def test_the_default_device(cupy, monkeypatch):
     for name in ("cpu", "cuda:1"):
         monkeypatch.setenv("TAPEGRAD_DEVICE", name)
         assert default_device().name == name
-    _default.clear()
-    assert tg.zeros(3).device.name == "cuda:1" and tg.asarray(X).device.name == "cuda:1"
+    with default_as(None):
+        assert tg.zeros(3).device.name == "cuda:1" and tg.asarray(X).device.name == "cuda:1"
     tg.set_default_device("cpu")
     assert tg.zeros(3).device is CPU
     monkeypatch.setenv("TAPEGRAD_DEVICE", "gpu")
