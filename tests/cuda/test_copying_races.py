@@ -37,7 +37,7 @@ SIZES = (100, 128, 1000, 1024)
 @pytest.fixture
 def few_slabs(monkeypatch):
     """A slab is pinned only when there is none to lend again."""
-    monkeypatch.setattr(pinned, "_CHUNK", 1)
+    monkeypatch.setattr(pinned, "CHUNK", 1)
 
 
 def play(tier: Any, device: Any, cupy: ModuleType, choose: Callable[[int], int], steps: int) -> None:

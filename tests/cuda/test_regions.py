@@ -107,7 +107,7 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     wanted, first = make(CPU), make(cuda)
     materialize(*first)
     narrow = standin.compiles
-    monkeypatch.setattr(layout, "_WIDE_INDEX", 1)
+    monkeypatch.setattr(layout, "WIDE_INDEX", 1)
     monkeypatch.setattr(launch, "_ready", {})  # what has been prepared keeps its index
     for got, one in zip(make(cuda), wanted):
         same_bits(got, one)
@@ -118,7 +118,7 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
 
 
 def test_the_wide_index_starts_where_an_int_ends():
-    assert layout._WIDE_INDEX + 16384 * 256 * 16 < 2**31
+    assert layout.WIDE_INDEX + 16384 * 256 * 16 < 2**31
     x = np.broadcast_to(np.float32(1), (2**15, 2**15))
     assert layout.loop_of(x.shape, None, [x], [])[0].wide
     far = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2, 2), (4 * 2**30, 4), writeable=False)
@@ -217,7 +217,7 @@ def test_an_access_out_of_bounds_is_found(planted, cuda, on):
 
 
 def test_kernels_made_ready_are_forgotten_when_there_are_too_many(cuda, on, monkeypatch):
-    monkeypatch.setattr(launch, "_MOST", 3)
+    monkeypatch.setattr(launch, "MOST", 3)
     monkeypatch.setattr(launch, "_ready", {})
     for n in range(40, 50):
         same_bits(arithmetic(on(cuda, numbers((n,), "float32"))), arithmetic(on(CPU, numbers((n,), "float32"))))

@@ -117,7 +117,7 @@ def test_more_rows_of_many_blocks_change_no_bit(emulated, monkeypatch):
     how, found = RULES[3], []
     (q, k, v), mask, g = draw(((), 140, 2, 70, 1, 8, 16), how, 0, np.dtype("float16"))
     for many in (10**9, 1):
-        monkeypatch.setattr(_attention_tiles, "_MANY", many)
+        monkeypatch.setattr(_attention_tiles, "MANY", many)
         found.append(np.empty_like(g))
         cuda.forward(emulated, q, k, v, mask, out=found[-1], how=how, key=0, counter=0)
     assert found[0].tobytes() == found[1].tobytes()

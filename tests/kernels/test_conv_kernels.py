@@ -150,8 +150,8 @@ def test_a_sum_in_parts_is_the_sum(emulated, monkeypatch):
     """One part and many differ by rounding alone, and many give the same bits again."""
     results = []
     for blocks in (1, 64, 64):
-        monkeypatch.setattr(_cuda_conv, "_BLOCKS", blocks)
-        monkeypatch.setattr(_cuda_conv, "_SHARE", 16)
+        monkeypatch.setattr(_cuda_conv, "BLOCKS", blocks)
+        monkeypatch.setattr(_cuda_conv, "SHARE", 16)
         (_, _, (prim, *rest)) = three("line", "float32")
         results.append(found(emulated, prim, *rest))
     parts = [n for n, _ in tally.taken()]

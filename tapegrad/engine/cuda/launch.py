@@ -30,7 +30,7 @@ from tapegrad.engine.work import Call, Lies, Work, nbytes_of
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
-_MOST = 8192
+MOST = 8192
 _THREADS = 256
 _MOST_BLOCKS = 16384  # of a kernel without reductions; beyond, threads take several packs
 
@@ -159,7 +159,7 @@ class Launch(Work):
         if ready is None:
             ready = _prepare(region, targets, shape, axes, self.reads, held)
             with _lock:
-                if len(_ready) >= _MOST:
+                if len(_ready) >= MOST:
                     _ready.clear()
                 _ready[key] = ready
         self._ready = ready
@@ -302,7 +302,7 @@ def _compiled(
     if kernel is None:
         text = emit.text_of(region, stages_of(region, targets), targets, kinds, loop, form)
         with _lock:
-            if len(_kernels) >= _MOST:
+            if len(_kernels) >= MOST:
                 _kernels.clear()
             function = device.compile(text, "tg_fused", options())
             kernel = _kernels[key] = Kernel(text, function)

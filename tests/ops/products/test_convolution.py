@@ -50,9 +50,9 @@ def settings() -> Iterator[None]:
 
 
 def blocks(monkeypatch: pytest.MonkeyPatch, block: int, least: int, piece: int) -> None:
-    monkeypatch.setattr(conv_cpu, "_BLOCK", block)
+    monkeypatch.setattr(conv_cpu, "BLOCK", block)
     monkeypatch.setattr(conv_products, "LEAST", least)
-    monkeypatch.setattr(conv_cpu, "_PIECE", piece)
+    monkeypatch.setattr(conv_cpu, "PIECE", piece)
 
 
 def by_loops(x: np.ndarray, w: np.ndarray, moves: Moves) -> np.ndarray:
