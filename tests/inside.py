@@ -39,6 +39,11 @@ def array_of(t: tg.Tensor) -> Any:
     return t._array
 
 
+def content_of(v: tg.Variable) -> Any:
+    """Return the device's array in a variable, of which reading would make another reference."""
+    return v._cell.get().array
+
+
 def is_lazy(t: tg.Tensor) -> bool:
     """Return whether the slot is empty: the value has not been computed, or was dropped."""
     return buffer_of(t).array is None

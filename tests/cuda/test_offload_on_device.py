@@ -30,7 +30,7 @@ def array(*shape: int, seed: int = 0) -> np.ndarray:
 @pytest.fixture(autouse=True)
 def no_default_tiers(monkeypatch):
     """A tier belongs to the stand-in of one test."""
-    monkeypatch.setattr(offload, "_tiers", {})
+    monkeypatch.setattr(offload, "default_tiers", {})
     monkeypatch.setattr(pinned, "CHUNK", 1)
 
 

@@ -108,7 +108,7 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     materialize(*first)
     narrow = standin.compiles
     monkeypatch.setattr(layout, "WIDE_INDEX", 1)
-    monkeypatch.setattr(launch, "_ready", {})  # what has been prepared keeps its index
+    monkeypatch.setattr(launch, "prepared", {})  # what has been prepared keeps its index
     for got, one in zip(make(cuda), wanted):
         same_bits(got, one)
     assert standin.compiles > narrow
@@ -218,10 +218,10 @@ def test_an_access_out_of_bounds_is_found(planted, cuda, on):
 
 def test_kernels_made_ready_are_forgotten_when_there_are_too_many(cuda, on, monkeypatch):
     monkeypatch.setattr(launch, "MOST", 3)
-    monkeypatch.setattr(launch, "_ready", {})
+    monkeypatch.setattr(launch, "prepared", {})
     for n in range(40, 50):
         same_bits(arithmetic(on(cuda, numbers((n,), "float32"))), arithmetic(on(CPU, numbers((n,), "float32"))))
-        assert 1 <= len(launch._ready) <= 3
+        assert 1 <= len(launch.prepared) <= 3
 
 
 def test_a_kernel_that_is_kept_reads_where_its_draws_are_from_memory(cuda, on):

@@ -131,7 +131,7 @@ class Ready:
     scratch_bytes: int = 0
 
 
-_ready: dict[Any, Ready] = {}
+prepared: dict[Any, Ready] = {}
 
 
 class Launch(Work):
@@ -155,13 +155,13 @@ class Launch(Work):
             else:
                 lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
         key = (device, structure(region, targets), shape, axes, tuple(lies), held)
-        ready = _ready.get(key)
+        ready = prepared.get(key)
         if ready is None:
             ready = _prepare(region, targets, shape, axes, self.reads, held)
             with _lock:
-                if len(_ready) >= MOST:
-                    _ready.clear()
-                _ready[key] = ready
+                if len(prepared) >= MOST:
+                    prepared.clear()
+                prepared[key] = ready
         self._ready = ready
         self.names, self.temporaries = ready.names, ready.parts
         self.writes = list(map(_lies, targets))
