@@ -262,5 +262,5 @@ def test_a_reduction_that_waits_counts_as_one_node_and_one_array(cuda, on):
 
     for f in (lambda: rows() * rows(), longest):
         with tg.measure() as m:
-            waiting(on(cuda, numbers((6, 40), "float32"))._buffer.node.aval, f)
+            waiting(aval_of(on(cuda, numbers((6, 40), "float32"))), f)
         assert m.kernel_runs == 1
