@@ -5,6 +5,7 @@ A test that states a contract by public names needs none of these.  What is rena
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import weakref
@@ -18,7 +19,10 @@ import pytest
 import tapegrad as tg
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
+from tapegrad.device.host_scalar import HostScalar
 from tapegrad.distributed import group
+from tapegrad.engine import executor
+from tapegrad.memory.ledger.figures import GRAIN
 from tapegrad.nn.layers import layer
 
 devices = importlib.import_module("tapegrad.device")  # not the function of that name
@@ -52,6 +56,18 @@ def is_lazy(t: tg.Tensor) -> bool:
 def weak(t: tg.Tensor) -> weakref.ref[Buffer]:
     """Return a weak reference to the value of a tensor, which dies when nothing requires the value any more."""
     return weakref.ref(buffer_of(t))
+
+
+def bytes_of_slots() -> int:
+    """Return the bytes of all values on devices that the collector knows, each rounded up as the ledger counts it."""
+    slots = (thing for thing in gc.get_objects() if type(thing) is Buffer and thing.array is not None)
+    own = (slot for slot in slots if not slot.keeps and type(slot.array) is not HostScalar)
+    return sum(-(-slot.node.aval.nbytes // GRAIN) * GRAIN for slot in own)
+
+
+def forget_constants() -> None:
+    """Free the constants that operations share: what runs next makes its own."""
+    executor.CONSTANTS.clear()
 
 
 @contextmanager
