@@ -13,6 +13,8 @@ import pytest
 
 pytest_plugins = ["tiers"]
 
+os.environ.setdefault("TAPEGRAD_NATIVE", "2")  # kernels are compiled before a captured function's second call
+
 
 @functools.cache
 def why_no_cuda() -> str | None:

@@ -98,7 +98,7 @@ def test_wheel_metadata(source: Path, tmp_path: Path) -> None:
     assert about["Requires-Python"] == ">=3.11"
     core = {re.match(r"[\w-]+", line)[0] for line in about.get_all("Requires-Dist") if "extra ==" not in line}
     assert core == {"numpy", "scipy", "ml-dtypes", "threadpoolctl", "click", "rich", "psutil"}
-    extras = "cuda12 cuda13 cudnn cudnn12 cudnn13 onednn kernels mpi nccl12 nccl13 test docs dev"
+    extras = "cuda12 cuda13 cudnn cudnn12 cudnn13 onednn native kernels mpi nccl12 nccl13 test docs dev"
     assert set(about.get_all("Provides-Extra")) == set(extras.split())
     assert ["tapegrad = tapegrad.profile.cli:main" in text for text in entry_points] == [True]
 

@@ -6,11 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapegrad.device import CPU
 from tapegrad.device.float_errors import treating_errors
 from tapegrad.device.phantom import Phantom
+from tapegrad.device.types import Array
+from tapegrad.engine.cpu.native import machine
+from tapegrad.engine.cpu.native.group import Entry, Lifetime
+from tapegrad.engine.cpu.native.table import FlaggedError, Table, entry_of
 from tapegrad.engine.work import Call
 from tapegrad.program.outside import Outside
 
@@ -18,6 +22,18 @@ _FIXED = re.compile(r"\bx\d+\b")
 """Names of what is never changed: defaults of arguments, since those are found faster than globals."""
 _LINES = 1000
 """Lines of one function: compiling takes longer than in proportion to them."""
+_LEAST_ENTRIES = 4
+"""Calls in a row that are worth a run of their table: what a run takes by itself, NumPy takes for two or three."""
+
+
+class _Line(NamedTuple):
+    """A call: how errors are treated there, what its values are called if they can be changed, and it as an entry."""
+
+    block: str
+    call: Call
+    own: str | None
+    entry: Entry | None
+    lifetime: Lifetime
 
 
 class Code:
@@ -29,40 +45,64 @@ class Code:
     def __init__(self, outside: Outside) -> None:
         self.blocks: list[Callable[..., None]] = []
         self._outside = outside
-        self._lines: list[tuple[str, str, tuple[str, ...]]] = []
-        """How errors are treated there, the line, and the arrays on memory of the call that it uses."""
+        self._lines: list[_Line] = []
         self._values: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._local: dict[Any, str] = {}
         self._placing: dict[str, str] = {}
         self._used: list[str] = []
+        self._table = Table(lambda x: outside.place(x) if type(x) is Phantom else None)
+        self._entries: dict[str, int] = {}
+        """The numbers of entries that can be changed."""
+        self._native = machine.runner() is not None
 
-    def add(self, calls: Sequence[Call], number: int | None = None, errors: Any = None) -> None:
-        """Make ``calls`` after those before; with a ``number`` they can be changed.
+    def add(self, calls: Sequence[Call], step: int, until: int, errors: Any = None, moves: bool = False) -> None:
+        """Make ``calls`` after those before, as ``step``, of which step ``until`` is the last that needs the results.
 
-        ``errors``: how floating-point errors are treated; None: as the caller treats them.
+        ``errors``: how floating-point errors are treated; None: as the caller treats them.  ``moves``: whether they can
+        be changed.
         """
         block = "" if errors is None else f" with treating({errors!r}):"
-        for line in self._text(calls, number):
-            self._lines.append((block, line, tuple(self._used)))
+        for k, call in enumerate(calls):
+            entry = entry_of(call) if self._native else None
+            own = f"n{step}_{k}" if moves else None
+            self._lines.append(_Line(block, call, own, entry, Lifetime(step, until)))
 
-    def change(self, calls: Sequence[Call], number: int) -> None:
-        """Make these in place of those of ``number``, which were as many."""
-        for _ in self._text(calls, number):
-            pass
+    def change(self, calls: Sequence[Call], step: int) -> bool:
+        """Make these in place of those of ``step``, which were as many; False if one lies otherwise."""
+        for k, call in enumerate(calls):
+            own = f"n{step}_{k}"
+            if own not in self._entries:
+                self._text(call, own)
+            elif not self._table.change(self._entries[own], call):
+                return False
+        return True
 
-    def _text(self, calls: Sequence[Call], number: int | None) -> Iterator[str]:
-        """The lines of calls; with a ``number`` their values get names of their own."""
+    def run(self, outside: Sequence[Array], begin: Callable[[], object]) -> None:
+        """Make all calls; ``outside``: the arrays of slots that lie outside of the arena.
+
+        ``begin`` brings the arguments to their places once more, if the calls must be made again to report an error.
+        """
+        self._table.bind(outside)
+        try:
+            for block in self.blocks:
+                block(*outside)
+        except FlaggedError:
+            self._table.separate()
+            begin()
+            for block in self.blocks:
+                block(*outside)
+
+    def _text(self, call: Call, own: str | None) -> str:
+        """The line of a call; ``own``: what its values are called, if they can be changed."""
         f: Any
-        for k, (f, args) in enumerate(calls):
-            self._used = []
-            own = None if number is None else f"n{number}_{k}"
-            keywords: dict[str, Any] = {}
-            if isinstance(f, partial) and any(type(x) is Phantom for x in (*f.args, *f.keywords.values())):
-                f, args, keywords = f.func, (*f.args, *args), f.keywords
-            said = [self._said(x, own and f"{own}_{i}") for i, x in enumerate((f, *args))]
-            named = [f"{name}={self._said(x, own and f'{own}_{name}')}" for name, x in keywords.items()]
-            yield f" {said[0]}({', '.join([*said[1:], *named])})"
+        f, args = call
+        keywords: dict[str, Any] = {}
+        if isinstance(f, partial) and any(type(x) is Phantom for x in (*f.args, *f.keywords.values())):
+            f, args, keywords = f.func, (*f.args, *args), f.keywords
+        said = [self._said(x, own and f"{own}_{i}") for i, x in enumerate((f, *args))]
+        named = [f"{name}={self._said(x, own and f'{own}_{name}')}" for name, x in keywords.items()]
+        return f" {said[0]}({', '.join([*said[1:], *named])})"
 
     def _said(self, x: Any, own: str | None) -> str:
         """The text of a value: its name; of arrays on memory of the call, and of lists with such, an expression."""
@@ -96,20 +136,48 @@ class Code:
             self._values[name] = x
         return name
 
-    def compile(self) -> None:
-        """Make the functions; no call can be added any more."""
-        self._values.update(treating=treating_errors, placed=CPU.xp.ndarray)
+    def compile(self, fused: bool) -> None:
+        """Make the functions; no call can be added any more.
+
+        ``fused``: machine code may do several calls at once, and all calls again where one of them met an error.
+        """
+        self._values.update(treating=treating_errors, placed=CPU.xp.ndarray, run=self._table.run)
         given = [f"o{i}" for i in range(len(self._outside.numbers))]
-        for block, group in groupby(self._lines, lambda line: line[0]):
-            lines = list(group)
+        ends = (
+            [line.lifetime.step for line in self._lines[1:]] + [self._lines[-1].lifetime.step + 1]
+            if self._lines
+            else []
+        )
+        for block, group in groupby(zip(self._lines, ends, strict=True), lambda pair: pair[0].block):
+            lines = list(self._texts(list(group)))
             for start in range(0, len(lines), _LINES):
                 part = lines[start : start + _LINES]
-                placing = [self._placing[name] for name in dict.fromkeys(name for line in part for name in line[2])]
-                body = [line for _, line, _ in part]
+                placing = [self._placing[name] for name in dict.fromkeys(name for _, used in part for name in used)]
+                body = [line for line, _ in part]
                 fixed = dict.fromkeys(_FIXED.findall(" ".join((*placing, *body))))
                 head = f"def block({', '.join([*given, *(f'{name}={name}' for name in fixed)])}):"
                 text = "\n".join([head, *placing, *([block, *(f" {line}" for line in body)] if block else body)])
                 exec(compile(text, "<captured function>", "exec"), self._values)
                 self.blocks.append(self._values.pop("block"))
+        self._table.close(fused)
         self._lines.clear()
         self._placing.clear()
+
+    def _texts(self, lines: list[tuple[_Line, int]]) -> Iterator[tuple[str, list[str]]]:
+        """The text of each line, and the arrays on memory of the call that it uses; a stretch of entries is one line.
+
+        ``lines``: each with the step behind it.
+        """
+        for native, group in groupby(lines, lambda pair: pair[0].entry is not None):
+            stretch = list(group)
+            if native and len(stretch) >= _LEAST_ENTRIES:
+                entries: list[Any] = [line.entry for line, _ in stretch]
+                number, first = self._table.add(entries, [line.lifetime for line, _ in stretch], stretch[-1][1])
+                self._entries.update(
+                    (line.own, i) for i, (line, _) in enumerate(stretch, first) if line.own is not None
+                )
+                yield f" run({number})", []
+            else:
+                for line, _ in stretch:
+                    self._used = []
+                    yield self._text(line.call, line.own), self._used

@@ -160,11 +160,19 @@ def bits_of(x: Any) -> Any:
 
 def bits(array: Array, aval: Any) -> Bits:
     """Those of an array, the value of what ``aval`` describes."""
-    x = array if isinstance(array, CPU.xp.ndarray) else aval.device.numpy(array)
+    x = _one_nan(array if isinstance(array, CPU.xp.ndarray) else aval.device.numpy(array))
     return Bits(x.shape, x.dtype.name, blake2b(CPU.xp.ascontiguousarray(x).reshape(-1).view("u1")).digest())
 
 
 def same_bits(x: Array, y: Array) -> bool:
-    """Whether two arrays of NumPy's have the same shape, dtype and bytes."""
-    x, y = CPU.xp.ascontiguousarray(x), CPU.xp.ascontiguousarray(y)
+    """Whether two arrays of NumPy's have the same shape, dtype and bytes, but for which NaN a NaN is."""
+    x, y = CPU.xp.ascontiguousarray(_one_nan(x)), CPU.xp.ascontiguousarray(_one_nan(y))
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
+
+
+def _one_nan(x: Array) -> Array:
+    """The array with all its NaNs the same: NumPy's own loops differ in which NaN of two operands they return."""
+    if x.dtype.kind not in "fcV":
+        return x
+    nan = x != x
+    return CPU.xp.where(nan, CPU.xp.asarray(CPU.xp.nan, x.dtype), x) if nan.any() else x

@@ -106,8 +106,9 @@ class Replay:
         self._bind_variables()
         moving = {i for readers in self._readers.values() for i in readers}
         for i, step in enumerate(program.steps):
-            self._code.add(self._calls_in_code(i), i if i in moving else None, step.errors)
-        self._code.compile()
+            until = max((v.slot.last for v in (*step.writes, *step.temporaries)), default=i)
+            self._code.add(self._calls_in_code(i), i, until, step.errors, i in moving)
+        self._code.compile(fused=not any(step.once for step in program.steps))
         device = self._device
         self._copy = partial(device.call, _bring, device.xp) if device.lazy else device.xp.copyto
         several = partial(device.call, _bring_all) if device.lazy else _copy_all
@@ -187,7 +188,8 @@ class Replay:
 
     def _renew_calls(self) -> None:
         for i in sorted(self._moved):
-            self._code.change(self._calls_in_code(i), i)
+            if not self._code.change(self._calls_in_code(i), i):
+                raise RelaidError("a variable does not begin at a multiple of its elements' bytes")
             self._moved.discard(i)
 
     # Running -------------------------------------------------------------------------------------------------------
@@ -200,8 +202,7 @@ class Replay:
         kept: dict[int, Buffer] = {}
         outside = [self._lent(place, tensors, kept) for place in self._places]
         with blas.one_thread() if self._multiplies else _NOTHING:
-            for block in self._code.blocks:
-                block(*outside)
+            self._code.run(outside, partial(self._begin, tensors))
         self._fresh = kept
         if tally.said.passes:
             tally.taken()  # the report has them
@@ -217,7 +218,7 @@ class Replay:
         else:
             tensor = tensors[place.argument]
             given = array_of(tensor._buffer)
-            if given.flags.c_contiguous:
+            if given.flags.c_contiguous and (self._device.lazy or given.flags.aligned):
                 return given
             aval = tensor._buffer.node.aval
         buffer = account.current.in_room((aval,), ("function",), fresh, aval)

@@ -1,0 +1,163 @@
+"""Groups: runs of entries of a table that one kernel can stand for.
+
+Entries in order join while they are exact and share one nest of loops, and as long as no result overlaps what another
+entry reads or writes but in the very same elements.  A result is stored only if something behind the group needs it;
+all others stay in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tapegrad.device.types import Array
+from tapegrad.engine.cpu.native.emit import SAME, SCALAR, STRIDED, Structure
+from tapegrad.engine.cpu.native.loops import Loop
+from tapegrad.engine.cpu.native.ops import is_exact
+
+MOST_OPERANDS = 24
+_MOST_OPS = 40
+
+
+class Entry(NamedTuple):
+    """One call of a ufunc on ``arrays``, the result last.
+
+    ``shape`` and ``strides`` (bytes; per array) are those of the loops, outermost first: one where NumPy would run one.
+    ``spans``: of each array the address of its first byte, and of the one behind its last.
+    """
+
+    ufunc: Any
+    loop: Loop
+    arrays: tuple[Array, ...]
+    shape: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether compiled code may stand for it."""
+        return is_exact(self.ufunc, [x.dtype for x in self.arrays])
+
+
+class Lifetime(NamedTuple):
+    """The step that an entry is a part of, and the last step that needs its result."""
+
+    step: int
+    until: int
+
+
+class Group(NamedTuple):
+    """Entries from ``first`` up to ``last``, and the kernel that stands for them.
+
+    ``operands``: where each operand of the kernel lies: the number of an entry, and of one of its arrays.
+    """
+
+    first: int
+    last: int
+    structure: Structure
+    operands: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+def groups(
+    entries: Sequence[Entry], lifetimes: Sequence[Lifetime], first: int, last: int, then: int
+) -> Iterator[Group]:
+    """Yield the groups, of at least two, among entries ``first`` up to ``last``, behind which comes step ``then``."""
+    while first < last:
+        growing = _Growing(entries, lifetimes, first)
+        while growing.last < last and growing.joins():
+            growing.last += 1
+        if growing.last - first > 1:
+            yield growing.group(lifetimes[growing.last].step if growing.last < last else then)
+        first = max(growing.last, first + 1)
+
+
+class _Operand(NamedTuple):
+    """How an array lies: its first address, its strides along the loops, its dtype's character."""
+
+    address: int
+    strides: tuple[int, ...]
+    char: str
+
+    @property
+    def kind(self) -> str:
+        """How it lies along the inner loop."""
+        size = {"f": 4, "d": 8, "?": 1}[self.char]
+        return SAME if self.strides[-1] == size else STRIDED if self.strides[-1] else SCALAR
+
+
+class _Value(NamedTuple):
+    """The result of op ``number``, which lies somewhere from entry ``entry`` on."""
+
+    number: int
+    entry: int
+
+
+class _Growing:
+    """Entries that are a group so far, ``last`` excluded."""
+
+    def __init__(self, entries: Sequence[Entry], lifetimes: Sequence[Lifetime], first: int) -> None:
+        self.first = self.last = first
+        self._entries, self._lifetimes = entries, lifetimes
+        self._leaves: dict[_Operand, tuple[int, int]] = {}
+        self._ops: dict[tuple[str, str, tuple[int, ...], str], int] = {}
+        """The number of each op: its name, its operands' dtype, their numbers (of a leaf; ~ of an op), its dtype."""
+        self._values: dict[_Operand, _Value] = {}
+        """Results by where they lie, but for those that later ones have taken the place of."""
+        self._written: list[tuple[int, int]] = []
+
+    def joins(self) -> bool:
+        """Add the next entry, if it can join."""
+        entry = self._entries[self.last]
+        if not entry.is_exact or len(self._ops) >= _MOST_OPS or entry.shape != self._entries[self.first].shape:
+            return False
+        operands = [
+            _Operand(span[0], strides, x.dtype.char)
+            for span, strides, x in zip(entry.spans, entry.strides, entry.arrays, strict=True)
+        ]
+        reads, result = operands[:-1], operands[-1]
+        fresh = {r: k for k, r in enumerate(reads) if r not in self._values and r not in self._leaves}
+        if len(self._leaves) + len(fresh) + len(self._values) >= MOST_OPERANDS:
+            return False
+        if any(_meet(entry.spans[k], span) for k in fresh.values() for span in self._written):
+            return False
+        span = entry.spans[-1]
+        loaded = [(r, self._entries[i].spans[k]) for r, (i, k) in self._leaves.items()]
+        if any(r != result and _meet(span, s) for r, s in (*loaded, *((r, entry.spans[k]) for r, k in fresh.items()))):
+            return False
+        gone = [
+            v for v, there in self._values.items() if v != result and _meet(span, self._entries[there.entry].spans[-1])
+        ]
+        step = self._lifetimes[self.last].step
+        if any(self._lifetimes[self._values[v].entry].until >= step for v in gone):
+            return False  # a part of it is needed yet
+        for v in gone:
+            del self._values[v]
+        for r, k in fresh.items():
+            self._leaves[r] = self.last, k
+        numbers = list(self._leaves)
+        refs = tuple(~self._values[r].number if r in self._values else numbers.index(r) for r in reads)
+        op = entry.ufunc.__name__, reads[0].char, refs, result.char
+        self._values[result] = _Value(self._ops.setdefault(op, len(self._ops)), self.last)
+        self._written.append(span)
+        return True
+
+    def group(self, then: int) -> Group:
+        """The group, behind which comes step ``then``."""
+        count = len(self._leaves)
+        number = lambda ref: ref if ref >= 0 else count + ~ref
+        stored = [(lies, v) for lies, v in self._values.items() if self._lifetimes[v.entry].until >= then]
+        structure = Structure(
+            tuple((leaf.char, leaf.kind) for leaf in self._leaves),
+            tuple((name, char, tuple(map(number, refs)), to) for name, char, refs, to in self._ops),
+            tuple((count + v.number, lies.kind) for lies, v in stored),
+        )
+        operands = (*self._leaves.values(), *((v.entry, len(self._entries[v.entry].arrays) - 1) for _, v in stored))
+        strides = tuple(lies.strides for lies in (*self._leaves, *(lies for lies, _ in stored)))
+        return Group(self.first, self.last, structure, operands, self._entries[self.first].shape, strides)
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two spans of addresses share bytes."""
+    return a[0] < b[1] and b[0] < a[1]

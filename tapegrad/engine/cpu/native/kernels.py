@@ -1,0 +1,144 @@
+"""Kernels by structure: compiled once in a thread in the background, and compared with NumPy before their first use.
+
+``TAPEGRAD_NATIVE=2`` compiles at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from tapegrad.device import CPU
+from tapegrad.engine.cpu.native import machine
+from tapegrad.engine.cpu.native.emit import SCALAR, STRIDED, Structure, function
+from tapegrad.engine.cpu.native.loops import PROBED, Strided, samples
+
+_XP = CPU.xp
+_kernels: dict[Structure, int] = {}
+"""The address of each kernel that there is; 0 for one that gives other bits than NumPy."""
+_queue: list[list[Structure]] = []
+_working = [False]
+_lock = threading.Lock()
+"""Protects the queue, and whether a thread works on it."""
+_compiling = threading.Lock()
+"""Held while LLVM compiles, so that no fork comes in between: llvmlite has a lock of its own."""
+
+
+class Request:
+    """Kernels of ``structures`` that a table waits for."""
+
+    def __init__(self, structures: Iterable[Structure]) -> None:
+        self._structures = list(structures)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all have been compiled and there is one."""
+        return bool(self._structures) and all(s in _kernels for s in self._structures)
+
+    def address(self, structure: Structure) -> int:
+        """The address of a kernel; 0: there is none."""
+        return _kernels[structure]
+
+
+NOTHING = Request(())
+
+
+def request(structures: Iterable[Structure]) -> Request:
+    """Have kernels of ``structures`` compiled."""
+    asked = Request(structures)
+    missing = [s for s in asked._structures if s not in _kernels]
+    if missing and os.environ.get("TAPEGRAD_NATIVE") == "2":
+        _compile(missing)
+    elif missing:
+        with _lock:
+            _queue.append(missing)
+            if not _working[0]:
+                _working[0] = True
+                threading.Thread(target=_work, name="tapegrad-compiler").start()
+    return asked
+
+
+def _work() -> None:
+    """Compile what is asked for, until nothing is."""
+    while True:
+        with _lock:
+            if not _queue:
+                _working[0] = False
+                return
+            structures = _queue.pop(0)
+        _compile(structures)
+
+
+def _compile(structures: list[Structure]) -> None:
+    with _compiling:
+        _add([s for s in structures if s not in _kernels])
+
+
+def _add(structures: list[Structure]) -> None:
+    """Compile these, which are not there."""
+    names = [f"k{i}" for i in range(len(structures))]
+    text = "\n".join(map(function, names, structures))
+    called = sorted(set(re.findall(r"call (.+?) (@llvm[\w.]+)\(", text)))
+    text += "\n" + "\n".join(f"declare {kind} {name}({kind})" for kind, name in called)
+    addresses = machine.compiled(text, names)
+    for name, structure in zip(names, structures, strict=True):
+        _kernels[structure] = addresses[name] if _agrees(addresses[name], structure) else 0
+
+
+def _agrees(address: int, structure: Structure) -> bool:
+    """Whether the kernel gives the bits of NumPy's ufuncs, but for which NaN a NaN is."""
+    leaves = [_leaf(char, kind, i) for i, (char, kind) in enumerate(structure.leaves)]
+    values: list[Any] = list(leaves)
+    with _XP.errstate(all="ignore"):
+        for name, _, operands, _ in structure.ops:
+            values.append(getattr(_XP, name)(*(values[k] for k in operands)))
+    expected = [_XP.broadcast_to(values[k], (PROBED,)) for k, _ in structure.stores]
+    results = [
+        _spread(_XP.zeros(PROBED, x.dtype), kind) for x, (_, kind) in zip(expected, structure.stores, strict=True)
+    ]
+    arrays = [*leaves, *results]
+    data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+    strides = (ctypes.c_ssize_t * len(arrays))(*(x.strides[0] if x.ndim else 0 for x in arrays))
+    Strided(address)(None, data, ctypes.c_ssize_t(PROBED), strides, None)
+    return all(map(_same, results, expected))
+
+
+def _leaf(char: str, kind: str, seed: int) -> Any:
+    x = samples(_XP.dtype(char), seed)
+    return x[seed % PROBED : seed % PROBED + 1].reshape(()) if kind == SCALAR else _spread(x, kind)
+
+
+def _spread(x: Any, kind: str) -> Any:
+    return _XP.repeat(x, 2)[::2] if kind == STRIDED else x
+
+
+def _same(x: Any, y: Any) -> bool:
+    if x.dtype.kind != "f":
+        return bool((x == y).all())
+    nan = _XP.isnan(x)
+    return bool((nan == _XP.isnan(y)).all()) and x[~nan].tobytes() == y[~nan].tobytes()
+
+
+def _hold() -> None:
+    _compiling.acquire()
+    _lock.acquire()
+
+
+def _release() -> None:
+    _lock.release()
+    _compiling.release()
+
+
+def _forget() -> None:
+    """In a child the thread is not there: what was asked for counts as not asked for."""
+    _queue.clear()
+    _working[0] = False
+    _release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)

@@ -1,0 +1,108 @@
+"""NumPy's inner loops by pointer.
+
+A ufunc resolved for given dtypes is a C function ``loop(context, data, dims, strides, auxdata)``, which NumPy hands out
+to compilers in a capsule (numpy/numpy#22422).  A call of a ufunc on arrays that share one flat loop is one call of that
+function; called by pointer with the same arguments it gives the same bits, NaN payloads included.  Loops are compared
+with the ufunc itself before their first use, so that an unknown NumPy costs speed, never bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, NamedTuple
+
+from tapegrad.device import CPU
+from tapegrad.device.types import DType
+
+_XP = CPU.xp
+_CAPSULE = b"numpy_1.24_ufunc_call_info"
+_INTEGER = {
+    "add", "subtract", "multiply", "negative", "positive", "square", "absolute", "sign", "maximum", "minimum", "equal",
+    "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "isnan", "isinf", "isfinite",
+}  # fmt: skip
+"""Loops on integers that cannot raise a Python error: others (a negative power) take the interpreter's lock inside."""
+PROBED = 203
+"""Elements of a probe: no multiple of a vector's length."""
+
+
+class Loop(NamedTuple):
+    """Addresses of an inner loop, its context and its auxiliary data; whether it reports errors by flags."""
+
+    function: int
+    context: int
+    auxdata: int
+    flags: bool
+
+
+class _Info(ctypes.Structure):
+    """The contents of NumPy's capsule."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("context", ctypes.c_void_p), ("auxdata", ctypes.c_void_p),
+        ("requires_pyapi", ctypes.c_bool), ("no_floatingpoint_errors", ctypes.c_bool),
+    )  # fmt: skip
+
+
+Strided = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_ssize_t),
+    ctypes.POINTER(ctypes.c_ssize_t), ctypes.c_void_p,
+)  # fmt: skip
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_capsules: list[Any] = []
+"""Own what loops point to."""
+
+
+@cache
+def loop_of(ufunc: Any, dtypes: tuple[DType, ...]) -> Loop | None:
+    """Return the inner loop of ``ufunc`` on operands and a result of exactly ``dtypes``.
+
+    None if the call must stay one of Python's.
+    """
+    if ufunc.nout != 1 or ufunc.signature is not None or len(dtypes) != ufunc.nin + 1:
+        return None
+    if any(d.kind not in "fc" for d in dtypes) and ufunc.__name__ not in _INTEGER and dtypes[-1].kind not in "fcb":
+        return None
+    try:
+        resolved, capsule = ufunc._resolve_dtypes_and_context((*dtypes[:-1], None))
+        ufunc._get_strided_loop(capsule)
+        info = ctypes.cast(_pointer(capsule, _CAPSULE), ctypes.POINTER(_Info)).contents
+    except (AttributeError, TypeError, ValueError):
+        return None
+    if resolved != dtypes or info.requires_pyapi or not all(d.isnative for d in dtypes):
+        return None
+    _capsules.append(capsule)
+    loop = Loop(info.function, info.context or 0, info.auxdata or 0, not info.no_floatingpoint_errors)
+    return loop if _agrees(loop, ufunc, dtypes) else None
+
+
+def _agrees(loop: Loop, ufunc: Any, dtypes: tuple[DType, ...]) -> bool:
+    """Whether the loop gives the ufunc's bits, on arrays and with the last operand repeated."""
+    reads = [samples(dtype, i) for i, dtype in enumerate(dtypes[:-1])]
+    for last in (reads[-1], reads[-1][7]) if len(reads) > 1 else (reads[-1],):
+        operands = [*reads[:-1], last]
+        with _XP.errstate(all="ignore"):
+            expected = ufunc(*operands)
+        result = _XP.empty(PROBED, dtypes[-1])
+        arrays = [*(x if x.ndim else x.reshape(1) for x in map(_XP.asarray, operands)), result]
+        data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+        strides = (ctypes.c_ssize_t * len(arrays))(*(x.itemsize if x.size > 1 else 0 for x in arrays))
+        Strided(loop.function)(loop.context, data, ctypes.c_ssize_t(PROBED), strides, loop.auxdata)
+        if result.tobytes() != expected.tobytes():
+            return False
+    return True
+
+
+def samples(dtype: DType, seed: int) -> Any:
+    """Return ``PROBED`` elements of ``dtype``: special values, and others of many magnitudes."""
+    random = _XP.random.default_rng(seed)
+    if dtype.kind in "biu":
+        return random.integers(0, 2**63, PROBED).astype(dtype)
+    values = random.normal(size=PROBED) * 10.0 ** random.integers(-6, 7, PROBED)
+    special = [0.0, -0.0, _XP.inf, -_XP.inf, _XP.nan, 1.0, -1.0, 2.0, 0.5, 1e-40, -1e-310, 6e-8, 1e300]
+    values[random.permutation(PROBED)[: len(special)]] = special
+    with _XP.errstate(all="ignore"):
+        return (values + 1j * values[::-1] if dtype.kind == "c" else values).astype(dtype)

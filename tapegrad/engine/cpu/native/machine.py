@@ -1,0 +1,280 @@
+"""Machine code made by LLVM, through llvmlite (the extra ``native``).
+
+``TAPEGRAD_NATIVE=0`` keeps everything interpreted.  :func:`why_not` names the reason where there is no machine code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+HOW = "pip install 'tapegrad[native]'"
+"""How to get the optional package."""
+_X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
+
+
+@cache
+def _opened() -> tuple[Any, str]:
+    """The module llvmlite.binding with the native target, and why there is none."""
+    if os.environ.get("TAPEGRAD_NATIVE") == "0":
+        return None, "TAPEGRAD_NATIVE=0"
+    if platform.machine().lower() not in (*_X86, *_ARM):
+        return None, f"no machine code for {platform.machine()}"
+    try:
+        import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
+        return llvm, ""
+    except ImportError:
+        return None, f"llvmlite is not installed: {HOW}"
+    except Exception as e:  # a library that cannot be loaded, a target that is not there
+        return None, f"{type(e).__name__}: {e}"
+
+
+@cache
+def _ready() -> tuple[Any, int, str]:
+    """The runner as a function of C, the address of the nest of loops, and why there are none."""
+    llvm, reason = _opened()
+    if llvm is None:
+        return None, 0, reason
+    try:
+        made = compiled(_RUNNER + _NEST + (_X86_FLAGS if is_x86() else _ARM_FLAGS), ["run", "nest"], 2)
+        kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+        return kind(made["run"]), made["nest"], ""
+    except Exception as e:  # memory that may be written and executed is forbidden in some processes
+        return None, 0, f"{type(e).__name__}: {e}"
+
+
+def nest() -> int:
+    """Return the address of a loop that calls another one, row by row.
+
+    Its context is a record of five words: function, context and auxiliary data of the other loop, how many operands
+    there are, and how many nested loops.  Sizes are those of the innermost loop, then of the others, outermost first;
+    so are strides, for each loop one per operand.
+    """
+    return _ready()[1]
+
+
+def runner() -> Callable[[int, int, int, int], int] | None:
+    """Return ``run(table, first, last, mask)``, which walks entries of a table; None where there is no machine code.
+
+    It calls the entries from ``first`` up to ``last``, without the interpreter's lock, and returns 64 times the number
+    of the first one after which flags of ``mask`` are up, plus these flags; or 64 times ``last``.
+    """
+    return _ready()[0]
+
+
+def why_not() -> str:
+    """Return the reason why no machine code runs; empty if it does."""
+    return _ready()[2]
+
+
+def version() -> str:
+    """Return the version of LLVM; empty where there is none."""
+    llvm, _ = _opened()
+    return "" if llvm is None else ".".join(map(str, llvm.llvm_version_info))
+
+
+def is_x86() -> bool:
+    """Whether this is an x86-64, whose error flags lie in MXCSR; else it is an AArch64 with FPSR."""
+    return platform.machine().lower() in _X86
+
+
+def flag_bits() -> dict[str, int]:
+    """Return the bit of each of NumPy's floating-point errors in the register of flags."""
+    return (
+        {"invalid": 1, "divide": 4, "over": 8, "under": 16}
+        if is_x86()
+        else {"invalid": 1, "divide": 2, "over": 4, "under": 8}
+    )
+
+
+_engines: list[Any] = []
+"""Own machine code."""
+
+
+def compiled(text: str, names: list[str], level: int = 0) -> dict[str, int]:
+    """Compile ``text`` (LLVM's IR) for this processor; return the addresses of the functions ``names``."""
+    llvm, _ = _opened()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=level
+    )
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    return {name: engine.get_function_address(name) for name in names}
+
+
+_RUNNER = """
+%entry = type { ptr, ptr, ptr, ptr, ptr, ptr, i64, i64 }
+define i64 @run(ptr %table, i64 %first, i64 %last, i64 %mask) {
+start:
+  call void @clear()
+  %some = icmp slt i64 %first, %last
+  br i1 %some, label %loop, label %done
+loop:
+  %i = phi i64 [ %first, %start ], [ %next, %quiet ]
+  %function.p = getelementptr %entry, ptr %table, i64 %i, i32 0
+  %context.p = getelementptr %entry, ptr %table, i64 %i, i32 1
+  %auxdata.p = getelementptr %entry, ptr %table, i64 %i, i32 2
+  %data.p = getelementptr %entry, ptr %table, i64 %i, i32 3
+  %dims.p = getelementptr %entry, ptr %table, i64 %i, i32 4
+  %strides.p = getelementptr %entry, ptr %table, i64 %i, i32 5
+  %mask.p = getelementptr %entry, ptr %table, i64 %i, i32 6
+  %function = load ptr, ptr %function.p
+  %context = load ptr, ptr %context.p
+  %auxdata = load ptr, ptr %auxdata.p
+  %data = load ptr, ptr %data.p
+  %dims = load ptr, ptr %dims.p
+  %strides = load ptr, ptr %strides.p
+  %own = load i64, ptr %mask.p
+  call i32 %function(ptr %context, ptr %data, ptr %dims, ptr %strides, ptr %auxdata)
+  %flags = call i64 @flags()
+  %seen = and i64 %flags, %mask
+  %any = icmp ne i64 %seen, 0
+  br i1 %any, label %look, label %quiet
+look:
+  %stopping = and i64 %seen, %own
+  %stop = icmp ne i64 %stopping, 0
+  br i1 %stop, label %stopped, label %forget
+stopped:
+  %number = shl i64 %i, 6
+  %answer = or i64 %number, %stopping
+  ret i64 %answer
+forget:
+  call void @clear()
+  br label %quiet
+quiet:
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %last
+  br i1 %more, label %loop, label %done
+done:
+  %end = shl i64 %last, 6
+  ret i64 %end
+}
+"""
+"""An entry: function, context, auxiliary data, pointers, sizes, strides, and which flags count after it."""
+
+_NEST = """
+define i32 @nest(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
+start:
+  %function = load ptr, ptr %record
+  %context.p = getelementptr i64, ptr %record, i64 1
+  %context = load ptr, ptr %context.p
+  %auxdata.p = getelementptr i64, ptr %record, i64 2
+  %auxdata = load ptr, ptr %auxdata.p
+  %count.p = getelementptr i64, ptr %record, i64 3
+  %count = load i64, ptr %count.p
+  %loops.p = getelementptr i64, ptr %record, i64 4
+  %loops = load i64, ptr %loops.p
+  %pointers = alloca [32 x i64]
+  %turns = alloca [8 x i64]
+  br label %copy
+copy:
+  %k = phi i64 [ 0, %start ], [ %k.next, %copy ]
+  %from = getelementptr i64, ptr %data, i64 %k
+  %to = getelementptr i64, ptr %pointers, i64 %k
+  %pointer = load i64, ptr %from
+  store i64 %pointer, ptr %to
+  %k.next = add i64 %k, 1
+  %k.more = icmp slt i64 %k.next, %count
+  br i1 %k.more, label %copy, label %zero
+zero:
+  %z = phi i64 [ 0, %copy ], [ %z.next, %zero ]
+  %turn.z = getelementptr i64, ptr %turns, i64 %z
+  store i64 0, ptr %turn.z
+  %z.next = add i64 %z, 1
+  %z.more = icmp slt i64 %z.next, 8
+  br i1 %z.more, label %zero, label %call
+call:
+  %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %strides, ptr %auxdata)
+  %outer = sub i64 %loops, 1
+  br label %carry
+carry:
+  %loop = phi i64 [ %outer, %call ], [ %loop.next, %rewound ]
+  %over = icmp eq i64 %loop, 0
+  br i1 %over, label %done, label %turn
+turn:
+  %turn.p = getelementptr i64, ptr %turns, i64 %loop
+  %turn.old = load i64, ptr %turn.p
+  %turn.new = add i64 %turn.old, 1
+  %size.p = getelementptr i64, ptr %dims, i64 %loop
+  %size = load i64, ptr %size.p
+  %goes.on = icmp slt i64 %turn.new, %size
+  %back = sub i64 0, %turn.old
+  %steps = select i1 %goes.on, i64 1, i64 %back
+  %turn.now = select i1 %goes.on, i64 %turn.new, i64 0
+  store i64 %turn.now, ptr %turn.p
+  %row = mul i64 %loop, %count
+  br label %move
+move:
+  %m = phi i64 [ 0, %turn ], [ %m.next, %move ]
+  %at = add i64 %row, %m
+  %stride.p = getelementptr i64, ptr %strides, i64 %at
+  %stride = load i64, ptr %stride.p
+  %way = mul i64 %stride, %steps
+  %there = getelementptr i64, ptr %pointers, i64 %m
+  %old = load i64, ptr %there
+  %new = add i64 %old, %way
+  store i64 %new, ptr %there
+  %m.next = add i64 %m, 1
+  %m.more = icmp slt i64 %m.next, %count
+  br i1 %m.more, label %move, label %moved
+moved:
+  br i1 %goes.on, label %call, label %rewound
+rewound:
+  %loop.next = sub i64 %loop, 1
+  br label %carry
+done:
+  ret i32 0
+}
+"""
+
+_X86_FLAGS = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define internal i64 @flags() {
+  %p = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  %word = load i32, ptr %p
+  %old = call i16 asm sideeffect "fnstsw $0", "={ax}"()
+  %wide = zext i16 %old to i32
+  %both = or i32 %word, %wide
+  %flags32 = and i32 %both, 63
+  %flags = zext i32 %flags32 to i64
+  ret i64 %flags
+}
+define internal void @clear() {
+  call void asm sideeffect "fnclex", ""()
+  %p = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  %word = load i32, ptr %p
+  %quiet = and i32 %word, -64
+  store i32 %quiet, ptr %p
+  call void @llvm.x86.sse.ldmxcsr(ptr %p)
+  ret void
+}
+"""
+"""The C library raises some errors in the flags of the x87, which NumPy reads, too."""
+_ARM_FLAGS = """
+declare i64 @llvm.aarch64.get.fpsr()
+declare void @llvm.aarch64.set.fpsr(i64)
+define internal i64 @flags() {
+  %flags = call i64 @llvm.aarch64.get.fpsr()
+  ret i64 %flags
+}
+define internal void @clear() {
+  %word = call i64 @llvm.aarch64.get.fpsr()
+  %quiet = and i64 %word, -32
+  call void @llvm.aarch64.set.fpsr(i64 %quiet)
+  ret void
+}
+"""

@@ -1,0 +1,284 @@
+"""A table of calls of inner loops, run without Python between them.
+
+An entry is one call of a ufunc: of NumPy's inner loop, once where all arrays share one flat loop, else row by row.
+Runs of entries are replaced by fused kernels when these have been compiled (``group.py``); a kernel is an inner loop
+with more operands.  Pointers are bound when the table is closed; those into memory of the present call are placed
+before each run.  After each entry the machine looks at the error flags; where one counts, Python reports it as NumPy
+does, and the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from tapegrad.device import CPU, cxx
+from tapegrad.device.float_errors import report, reported
+from tapegrad.device.phantom import Phantom
+from tapegrad.device.types import Array
+from tapegrad.engine.cpu.native import kernels, machine
+from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
+from tapegrad.engine.cpu.native.loops import Loop, loop_of
+from tapegrad.engine.cpu.native.ops import is_exact
+from tapegrad.engine.work import Call
+
+_XP = CPU.xp
+_ARRAYS = (_XP.ndarray, Phantom)
+_MOST_AXES = 4
+_MOST_FAILURES = 3
+"""Replays that may have to be made again with single ufuncs, before they always are."""
+
+
+def entry_of(call: Call) -> Entry | None:
+    """Return the call as an entry; None if it must stay a Python call."""
+    f: Any
+    f, arrays = call
+    if type(f) is partial and not f.args and list(f.keywords) == ["out"]:
+        f, arrays = f.func, (*arrays, f.keywords["out"])
+    if type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
+        return None
+    if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays):
+        return None
+    out = arrays[-1]
+    loop = loop_of(f, tuple(x.dtype for x in arrays)) if out.size else None
+    if loop is None:
+        return None
+    loops = _one_loop(arrays) or (_nest(arrays) if is_exact(f, [x.dtype for x in arrays]) else None)
+    spans = tuple(map(_span, arrays))
+    if loops is None or _overlaps(arrays, spans):
+        return None
+    return Entry(f, loop, tuple(arrays), *loops, spans)
+
+
+Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+"""Sizes of nested loops, outermost first, and the strides of each array."""
+
+
+def _one_loop(arrays: Sequence[Array]) -> Loops | None:
+    """The one flat loop that NumPy would run over all arrays; None if there are several."""
+    out = arrays[-1]
+    strides = []
+    for x in arrays:
+        if not x.ndim and x is not out:
+            strides.append(0)
+        elif x.shape != out.shape or (x.ndim > 1 and not x.flags.c_contiguous):
+            return None
+        else:
+            strides.append(x.strides[0] if x.ndim == 1 else x.itemsize)
+    return (out.size,), tuple((s,) for s in strides)
+
+
+def _nest(arrays: Sequence[Array]) -> Loops | None:
+    """The fewest nested loops over all arrays, the innermost along the result's smallest stride; None: too many."""
+    out = arrays[-1]
+    every = [CPU.xp.broadcast_to(x, out.shape).strides for x in arrays]
+    axes = sorted((a for a, n in enumerate(out.shape) if n > 1), key=lambda a: -abs(out.strides[a]))
+    sizes: list[int] = []
+    steps: list[list[int]] = []
+    for a in axes:
+        here = [s[a] for s in every]
+        n = out.shape[a]
+        if sizes and all(before == s * n for before, s in zip(steps[-1], here, strict=True)):
+            sizes[-1] *= n
+            steps[-1] = here
+        else:
+            sizes.append(n)
+            steps.append(here)
+    if not 0 < len(sizes) <= _MOST_AXES:
+        return None
+    return tuple(sizes), tuple(zip(*steps, strict=True))
+
+
+def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether the result shares bytes with an operand other than by lying exactly where it does: then NumPy copies."""
+    out, (low, high) = arrays[-1], spans[-1]
+    return any(
+        first < high and low < end and (first, x.strides, x.shape) != (low, out.strides, out.shape)
+        for x, (first, end) in zip(arrays[:-1], spans, strict=False)
+    )
+
+
+def _span(x: Array) -> tuple[int, int]:
+    """The addresses of the first byte of an array and of the one behind its last."""
+    at = cxx.address(x)
+    if x.flags.c_contiguous:
+        return at, at + x.nbytes
+    reach = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+    return at + sum(r for r in reach if r < 0), at + sum(r for r in reach if r > 0) + x.itemsize
+
+
+Place = Callable[[Array], "tuple[int, int] | None"]
+"""Of an array on memory of the present call: which memory, and the offset in bytes; None: it lies where it lies."""
+
+
+class FlaggedError(Exception):
+    """A kernel met a floating-point error, which only its single ufuncs can report."""
+
+
+class _Row(NamedTuple):
+    """A call that the machine makes: what of, its nest of loops, and the number of each operand's pointer."""
+
+    name: str | None
+    loop: Loop
+    shape: tuple[int, ...]
+    strides: Sequence[Sequence[int]]
+    pointers: Sequence[int]
+
+
+class _Rows:
+    """Calls that the machine walks; ``stretches``: the rows that stand for each stretch of entries."""
+
+    def __init__(self, rows: Sequence[_Row], stretches: Sequence[tuple[int, int]], pointers: Array) -> None:
+        self.names = [row.name for row in rows]
+        self.stretches = stretches
+        self._arrays: list[Array] = []
+        self._source = pointers
+        self._index = _XP.array([p for row in rows for p in row.pointers], _XP.int64)
+        self._pointers = pointers.take(self._index)
+        at = cxx.address(self._pointers)
+        nest, counted = machine.nest(), sum(machine.flag_bits().values())
+        words: list[int] = []
+        for row in rows:
+            # The inner loop's size and strides come first: a loop without a nest looks at no others.
+            inner_first = (-1, *range(len(row.shape) - 1))
+            numbers = self._address(
+                [row.shape[a] for a in inner_first] + [s[a] for a in inner_first for s in row.strides]
+            )
+            function, context, auxdata, flags = row.loop
+            if len(row.shape) > 1:
+                record = [function, context, auxdata, len(row.pointers), len(row.shape)]
+                function, context, auxdata = nest, self._address(record), 0
+            words += [function, context, auxdata, at, numbers, numbers + 8 * len(row.shape), flags * counted, 0]
+            at += 8 * len(row.pointers)
+        self.address = self._address(words)
+
+    def _address(self, numbers: Sequence[int]) -> int:
+        """The address of an array of ``numbers``, which lives as long as this."""
+        self._arrays.append(_XP.array(numbers, _XP.int64))
+        return cxx.address(self._arrays[-1])
+
+    def bind(self) -> None:
+        """Take the pointers as they are now."""
+        self._source.take(self._index, out=self._pointers)
+
+
+class Table:
+    """Stretches of entries: :meth:`add` appends one, :meth:`close` binds all, :meth:`run` calls those of one."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._entries: list[Entry] = []
+        self._lifetimes: list[Lifetime] = []
+        self._stretches: list[tuple[int, int]] = []
+        self._behind: list[int] = []
+        self._groups: list[Group] = []
+        self._kernels = kernels.NOTHING
+        self._fused: _Rows | None = None
+        self._failures = 0
+
+    def add(self, entries: Sequence[Entry], lifetimes: Sequence[Lifetime], then: int) -> tuple[int, int]:
+        """Append a stretch, behind which comes step ``then``; return its number, and that of its first entry."""
+        first = len(self._entries)
+        self._entries += entries
+        self._lifetimes += lifetimes
+        self._stretches.append((first, len(self._entries)))
+        self._behind.append(then)
+        return len(self._stretches) - 1, first
+
+    def close(self, fused: bool) -> None:
+        """Bind all entries to memory; none can be added any more.  ``fused``: kernels may stand for groups of them."""
+        self._starts = [0, *accumulate(len(entry.arrays) for entry in self._entries)]
+        self._pointers = _XP.zeros(self._starts[-1], _XP.int64)
+        moving: dict[int, list[tuple[int, int]]] = {}
+        for number, entry in enumerate(self._entries):
+            for at, there in self._lies(number, entry):
+                if there is not None:
+                    moving.setdefault(there[0], []).append((at, there[1]))
+        self._moving = [(i, *_XP.array(pairs).T) for i, pairs in moving.items()]
+        rows = [self._row(number) for number in range(len(self._entries))]
+        self._single = self._now = _Rows(rows, self._stretches, self._pointers)
+        if fused:
+            for (first, last), then in zip(self._stretches, self._behind, strict=True):
+                self._groups += groups(self._entries, self._lifetimes, first, last, then)
+            self._kernels = kernels.request({g.structure for g in self._groups})
+
+    def _lies(self, number: int, entry: Entry) -> Iterator[tuple[int, tuple[int, int] | None]]:
+        """Point to the arrays of an entry; yield the number of each pointer, and its place if each call has another."""
+        for at, x in enumerate(entry.arrays, self._starts[number]):
+            there = self._place(x)
+            if there is None:
+                self._pointers[at] = cxx.address(x)
+            yield at, there
+
+    def _row(self, number: int) -> _Row:
+        entry = self._entries[number]
+        pointers = range(self._starts[number], self._starts[number + 1])
+        return _Row(entry.ufunc.__name__, entry.loop, entry.shape, entry.strides, pointers)
+
+    def _fuse(self) -> None:
+        """Let kernels stand for the groups that have one."""
+        rows: list[_Row] = []
+        stretches = []
+        of = {g.first: g for g in self._groups if self._kernels.address(g.structure)}
+        for first, last in self._stretches:
+            begin = len(rows)
+            while first < last:
+                g = of.get(first)
+                if g is None:
+                    rows.append(self._row(first))
+                    first += 1
+                else:
+                    loop = Loop(self._kernels.address(g.structure), 0, 0, True)
+                    pointers = [self._starts[number] + k for number, k in g.operands]
+                    rows.append(_Row(None, loop, g.shape, g.strides, pointers))
+                    first = g.last
+            stretches.append((begin, len(rows)))
+        self._fused = self._now = _Rows(rows, stretches, self._pointers)
+        self._kernels = kernels.NOTHING
+
+    def change(self, number: int, call: Call) -> bool:
+        """Make ``call`` in place of the entry, whose arrays lay alike; False if it cannot be one."""
+        entry = entry_of(call)
+        old = self._entries[number]
+        if entry is None or (entry.loop, entry.shape, entry.strides) != (old.loop, old.shape, old.strides):
+            return False
+        self._entries[number] = entry
+        for _ in self._lies(number, entry):
+            pass
+        return True
+
+    def bind(self, arrays: Sequence[Array]) -> None:
+        """Begin a replay: let pointers into memory of the present call point to ``arrays``."""
+        if self._kernels.ready:
+            self._fuse()
+        elif self._fused is not None and self._failures < _MOST_FAILURES:
+            self._now = self._fused
+        for i, numbers, offsets in self._moving:
+            self._pointers[numbers] = offsets + cxx.address(arrays[i])
+        self._now.bind()
+
+    def separate(self) -> None:
+        """Run single ufuncs, in which floating-point errors are reported, until the next replay begins."""
+        self._failures += 1
+        self._now = self._single
+        self._now.bind()
+
+    def run(self, stretch: int) -> None:
+        """Call the entries of a stretch; report floating-point errors as the error state says.
+
+        Raises FlaggedError where one has occurred in a kernel.
+        """
+        rows, run, bits = self._now, machine.runner(), machine.flag_bits()
+        assert run is not None
+        first, last = rows.stretches[stretch]
+        mask = sum(bits[kind] for kind in reported())
+        while first < last:
+            first, flags = divmod(run(rows.address, first, last, mask), 64)
+            if flags:
+                name = rows.names[first]
+                if name is None:
+                    raise FlaggedError
+                report(name, [kind for kind, bit in bits.items() if flags & bit])
+                first += 1

@@ -1,0 +1,350 @@
+"""Machine code gives NumPy's bits, warnings and errors."""
+
+import io
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.engine.cpu.native import machine
+from tapegrad.engine.cpu.native.group import Lifetime, groups
+from tapegrad.engine.cpu.native.table import Table, entry_of
+from tapegrad.engine.work import into
+
+pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
+
+UFUNCS = sorted(
+    name
+    for name, f in vars(np).items()
+    if type(f) is np.ufunc and f.nout == 1 and f.signature is None and name == f.__name__
+)
+CHARS = "?bBhHiIlLefdFD"
+N = 203
+
+
+def operands(ufunc: np.ufunc, char: str) -> list[Any]:
+    random = np.random.default_rng(ord(char))
+    arrays = []
+    for _ in range(ufunc.nin):
+        if char in "efdFD":
+            x = random.normal(size=N) * 10.0 ** random.integers(-5, 6, N)
+            x[random.permutation(N)[:8]] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 1e-320, 1e300
+            with np.errstate(all="ignore"):
+                arrays.append((x + 1j * x[::-1] if char in "FD" else x).astype(char))
+        else:
+            arrays.append(random.integers(0, 2**62, N).astype(char))
+    return arrays
+
+
+def ran(calls: list[Any], fused: bool = False) -> bool:
+    """Whether all calls are entries; then they have been run as a table, of which every result is needed."""
+    entries = list(map(entry_of, calls))
+    if None in entries:
+        return False
+    table = Table(lambda _: None)
+    table.add(entries, [Lifetime(i, len(calls)) for i in range(len(calls))], len(calls))  # type: ignore[arg-type]
+    table.close(fused)
+    table.bind(())
+    table.run(0)
+    return True
+
+
+def spread(x: Any) -> Any:
+    """The same elements with gaps between them."""
+    return np.repeat(x, 3)[::3]
+
+
+LAYOUTS: dict[str, Callable[[list[Any], Any], tuple[list[Any], Any]]] = {
+    "contiguous": lambda xs, out: (xs, out),
+    "gaps": lambda xs, out: ([spread(x) for x in xs], spread(out)),
+    "two dimensions": lambda xs, out: ([x[:200].reshape(10, 20) for x in xs], out[:200].reshape(10, 20)),
+    "last operand 0-d": lambda xs, out: ([*xs[:-1], xs[-1][3]], out) if len(xs) > 1 else (xs, out),
+    "all 0-d": lambda xs, out: ([x[0] for x in xs], np.array(out[0])),
+    "in place": lambda xs, out: (xs, xs[0] if xs[0].dtype == out.dtype else out),
+    "transposed": lambda xs, out: ([x[:200].reshape(20, 10).T for x in xs], out[:200].reshape(10, 20)),
+    "rows of a larger array": lambda xs, out: (
+        [x[:200].reshape(10, 20)[1:, 2:] for x in (*xs, out)][:-1],
+        out[20:200].reshape(9, 20)[:, 2:],
+    ),
+    "one row for all": lambda xs, out: (
+        [x[:20] if i else x[:200].reshape(10, 20) for i, x in enumerate(xs)],
+        out[:200].reshape(10, 20),
+    ),
+    "in place, last operand": lambda xs, out: (xs, xs[-1] if xs[-1].dtype == out.dtype else out),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("char", CHARS)
+def test_entries_have_the_bits_of_the_ufunc(char: str, layout: str) -> None:
+    entries = 0
+    for name in UFUNCS:
+        ufunc = getattr(np, name)
+        with np.errstate(all="ignore"):
+            try:
+                out = np.zeros_like(ufunc(*operands(ufunc, char)))
+            except (TypeError, ValueError):
+                continue
+            (reads, expected), (again, target) = (LAYOUTS[layout](operands(ufunc, char), out.copy()) for _ in range(2))
+            f, args = into(ufunc, list(map(np.asarray, reads)), expected)
+            f(*args)
+            if ran([into(ufunc, list(map(np.asarray, again)), target)]):
+                entries += 1
+                assert target.tobytes() == expected.tobytes(), name
+    nested = layout in ("transposed", "rows of a larger array", "one row for all")
+    assert entries >= ((9 if char in "fd" else 3 if char == "?" else 0) if nested else 20 if char in "efdFD" else 9)
+
+
+def report(mode: str, run: Callable[[], object]) -> Any:
+    """What floating-point errors do: the texts of warnings, the exception, or what was called, logged and printed."""
+    seen: list[Any] = []
+    log = io.StringIO()
+    with np.errstate(all=mode, call=(lambda *args: seen.append(args)) if mode == "call" else log):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                run()
+            except FloatingPointError as e:
+                seen.append(str(e))
+    return seen, log.getvalue(), [(w.category, str(w.message)) for w in caught]
+
+
+@pytest.mark.parametrize("mode", ["ignore", "warn", "raise", "call", "log"])
+@pytest.mark.parametrize("char", "fd")
+def test_floating_point_errors_are_reported_as_numpy_reports_them(mode: str, char: str) -> None:
+    info = np.finfo(char)
+    values = {
+        "fine": [1.0, 2.0], "over": [info.max, 2.0], "under": [info.tiny, info.tiny], "divide": [1.0, 0.0],
+        "invalid": [np.inf, 0.0], "nan": [np.nan, 1.0], "several": [info.max, np.inf],
+    }  # fmt: skip
+    for ufunc in (
+        np.add,
+        np.multiply,
+        np.divide,
+        np.exp,
+        np.log,
+        np.sqrt,
+        np.tanh,
+        np.maximum,
+        np.less,
+        np.power,
+        np.absolute,
+    ):
+        for name, pair in values.items():
+            x = np.repeat(np.array(pair, char), 8)
+            reads = [x, x[::-1].copy()][: ufunc.nin]
+            out = np.zeros(16, ufunc(*(np.ones(1, char),) * ufunc.nin).dtype)
+            then = np.ones(16, char)
+            calls = [into(ufunc, reads, out), into(np.multiply, [then, then], np.ones(16, char))]
+
+            def plain(calls: Any = calls) -> None:
+                for f, args in calls:
+                    f(*args)
+
+            assert report(mode, lambda calls=calls: ran(calls)) == report(mode, plain), (ufunc, name)
+
+
+def test_a_run_goes_on_after_a_reported_error() -> None:
+    x, y, z = np.zeros(8), np.zeros(8), np.zeros(8)
+    with np.errstate(all="warn"), pytest.warns(RuntimeWarning, match="divide by zero encountered in log") as caught:
+        assert ran([into(np.log, [x], y), into(np.exp, [y], z), into(np.log, [z], y)])
+    assert len(caught) == 2 and (y == -np.inf).all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        into(np.exp, [np.zeros((3, 4)).T], np.zeros((4, 3))),
+        into(np.add, [np.zeros(4, "f4"), np.zeros(4)], np.zeros(4)),
+        into(np.add, [np.zeros(4, ">f8"), np.zeros(4, ">f8")], np.zeros(4, ">f8")),
+        into(np.add, [np.frombuffer(bytes(41), np.uint8)[1:].view("f8"), np.zeros(5)], np.zeros(5)),
+        into(np.power, [np.ones(4, int), np.ones(4, int)], np.ones(4, int)),
+        into(np.add, [np.zeros(0), np.zeros(0)], np.zeros(0)),
+        (np.copyto, (np.zeros(4), np.zeros(4))),
+    ],
+)
+def test_calls_that_numpy_makes_otherwise_stay_numpys(call: Any) -> None:
+    assert entry_of(call) is None
+
+
+def test_a_result_over_a_part_of_an_operand_stays_numpys() -> None:
+    x = np.arange(9.0)
+    assert entry_of(into(np.add, [x[:-1], x[1:]], x[:-1])) is None
+    assert entry_of(into(np.add, [x[:-1], x[:-1]], x[:-1])) is not None
+
+
+EXACT = {
+    "f": [
+        np.add,
+        np.subtract,
+        np.multiply,
+        np.divide,
+        np.negative,
+        np.square,
+        np.sqrt,
+        np.absolute,
+        np.maximum,
+        np.minimum,
+        np.floor,
+    ],
+    "?": [np.logical_and, np.logical_or, np.logical_not],
+}
+COMPARE = [np.less, np.greater_equal, np.equal]
+SHAPES: list[tuple[int, ...]] = [(203,), (7, 29), (3, 4, 5)]
+
+
+class Arena:
+    """Bytes that are lent to values while they live, as a planner lends them: the first gap that is free."""
+
+    def __init__(self) -> None:
+        self.bytes = np.zeros(1 << 16, np.uint8)
+        self.lent: list[tuple[int, int]] = []
+
+    def lend(self, shape: tuple[int, ...], dtype: Any, gap: int) -> Any:
+        """An array, each of whose rows has a ``gap`` of elements behind it."""
+        dtype = np.dtype(dtype)
+        rows = (*shape[:-1], shape[-1] + gap)
+        n = int(np.prod(rows)) * dtype.itemsize
+        start = 0
+        for first, last in sorted(self.lent):
+            if start + n <= first:
+                break
+            start = max(start, -(-last // 16) * 16)
+        self.lent.append((start, start + n))
+        array = self.bytes[start : start + n].view(dtype).reshape(rows)[..., : shape[-1]]
+        return array, (start, start + n)
+
+
+def random_calls(seed: int) -> tuple[Arena, list[Any], list[Lifetime], list[tuple[Any, int]]]:
+    """Ufuncs over values in an arena, each with the step that reads it last; and results that are needed at the end."""
+    random = np.random.default_rng(seed)
+    arena, shape = Arena(), SHAPES[seed % len(SHAPES)]
+    float_ = "fd"[seed % 2]
+    live: list[Any] = []  # array, span, number of its step
+    outside = [np.array(random.normal(), float_), random.normal(size=shape[-1]).astype(float_)]
+    for _ in range(3):
+        array, span = arena.lend(shape, float_, 0)
+        array[...] = random.normal(size=shape)
+        live.append((array, span, -1))
+    calls, last = [], []
+    for step in range(40):
+        kind = "?" if random.random() < 0.15 and any(x[0].dtype == bool for x in live) else "f"
+        same = [x for x in live if (x[0].dtype == bool) == (kind == "?")]
+        f = random.choice(EXACT[kind]) if kind == "?" or random.random() < 0.8 else random.choice(COMPARE)
+        picked = [same[i] for i in random.integers(0, len(same), f.nin)]
+        reads = [x[0] for x in picked]
+        if kind == "f" and f.nin == 2 and random.random() < 0.3:
+            reads[int(random.integers(2))] = outside[int(random.integers(2))]
+        for _, _, k in picked:
+            if k >= 0:
+                last[k] = step
+        dead = [x for x in live if random.random() < 0.3]
+        if sum(x[0].dtype != bool for x in live) - len(dead) < 2:
+            dead = []
+        live = [x for x in live if all(x is not y for y in dead)]
+        mine = [x for x in dead if any(x is y for y in picked)]  # operands whose bytes may go to the result
+        arena.lent = [span for span in arena.lent if all(span != x[1] or any(x is y for y in mine) for x in dead)]
+        dtype = bool if f in COMPARE or kind == "?" else float_
+        place = next((x for x in mine if x[0].dtype == dtype), None)
+        array, span = place[:2] if place else arena.lend(shape, dtype, int(random.integers(0, 2)))
+        arena.lent = [s for s in arena.lent if s == span or all(s != x[1] for x in mine)]
+        calls.append(into(f, reads, array))
+        last.append(step)
+        live.append((array, span, step))
+    for _, _, k in live:
+        if k >= 0:
+            last[k] = 40
+    return arena, calls, [Lifetime(i, until) for i, until in enumerate(last)], [(x, k) for x, _, k in live]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kernels_have_the_bits_of_single_ufuncs(seed: int) -> None:
+    arena, calls, lifetimes, needed = random_calls(seed)
+    start = arena.bytes.copy()
+    with np.errstate(all="ignore"):
+        for f, args in calls:
+            f(*args)
+        expected = [x.copy() for x, _ in needed]
+        arena.bytes[:] = start
+        entries = list(map(entry_of, calls))
+        table = Table(lambda _: None)
+        table.add(entries, lifetimes, len(calls))  # type: ignore[arg-type]
+        table.close(True)
+        table.bind(())
+        table.run(0)
+    assert sum(g.last - g.first for g in groups(entries, lifetimes, 0, len(calls), len(calls))) > 10  # type: ignore[arg-type]
+    for (x, _), y in zip(needed, expected, strict=True):
+        np.testing.assert_array_equal(x, y)
+        if x.dtype != bool:
+            assert (np.signbit(x) == np.signbit(y))[~np.isnan(x)].all()
+
+
+def many(x: Any, y: Any) -> Any:
+    for _ in range(4):
+        x = tg.sin(x) * y + x / (y + 2.0)
+    return x
+
+
+def test_captured_functions_report_errors_as_eager_ones() -> None:
+    f = tg.function(many)
+    x, y = tg.asarray(np.linspace(1, 2, 5)), tg.asarray(np.linspace(1, 2, 5))
+    bad = tg.asarray(np.array([np.inf, 1.0, 2.0, 3.0, 4.0]))
+    for _ in range(3):
+        f(x, y)
+    for mode in ("warn", "raise", "call", "log"):
+        assert report(mode, lambda: f(bad, y)) == report(mode, lambda: many(bad, y))
+    assert f(x, y).numpy().tobytes() == many(x, y).numpy().tobytes()
+
+
+def test_arguments_that_are_not_aligned_are_copied() -> None:
+    f = tg.function(many)
+    n = 5000
+    plain = np.linspace(1, 2, n)
+    crooked = np.frombuffer(bytes(1) + plain.tobytes() + bytes(7), np.uint8)[1 : 1 + 8 * n].view("f8")
+    assert not crooked.flags.aligned
+    for x in (plain, plain, plain, crooked, plain):
+        assert f(tg.asarray(x), 2.0).numpy().tobytes() == many(tg.asarray(x), 2.0).numpy().tobytes()
+
+
+def test_variables_that_move_are_read_where_they_lie() -> None:
+    w = tg.Variable(np.linspace(1, 2, 5000))
+    f = tg.function(lambda x: many(x, w))
+    x = tg.asarray(np.linspace(0, 1, 5000))
+    for i in range(5):
+        w.assign(np.linspace(1, 2 + i, 5000))
+        assert f(x).numpy().tobytes() == many(x, w).numpy().tobytes()
+
+
+SCRIPT = """
+import sys
+if "blocked" in sys.argv: sys.modules["llvmlite"] = None
+import numpy as np, tapegrad as tg
+from tapegrad.profile.doctor import report
+@tg.function
+def f(x):
+    for _ in range(9): x = tg.sin(x) * 0.5 + tg.exp(-x * x)
+    return tg.grad(lambda x: tg.sum(x * x))(x)
+for i in range(4): y = f(tg.asarray(np.linspace(0, 1 + i, 100)))
+print(y.numpy().tobytes().hex()[-64:], report()["CPU"]["machine code"], "llvmlite.binding" in sys.modules, sep="|")
+"""
+
+
+def run(*args: str, **env: str) -> list[str]:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *args], capture_output=True, text=True, check=True, env={**os.environ, **env}
+    )
+    return done.stdout.strip().split("|")
+
+
+def test_without_the_extra_or_switched_off_the_bits_are_the_same() -> None:
+    native, blocked, off = run(), run("blocked"), run(TAPEGRAD_NATIVE="0")
+    assert native[0] == blocked[0] == off[0]
+    assert "LLVM" in native[1] and "tapegrad[native]" in blocked[1] and "TAPEGRAD_NATIVE=0" in off[1]
+    assert native[2] == "True" and off[2] == "False"
