@@ -34,10 +34,11 @@ LIBRARIES = {
     "rich": {"profile", "training"},
     "psutil": {"profile"},
     "mpi4py": {"distributed"},
+    "llvmlite": {"engine"},
     "pytest": {"testing"},
 }
 # Heavy or optional, so imported inside the function that needs them.
-LAZY = {"cupy", "cupyx", "cudnn", "pynvml", "scipy", "threadpoolctl", "mpi4py"}
+LAZY = {"cupy", "cupyx", "cudnn", "pynvml", "scipy", "threadpoolctl", "mpi4py", "llvmlite"}
 # What `import tapegrad` must not load.
 NOT_AT_IMPORT = sorted(LIBRARIES.keys() - {"numpy", "ml_dtypes"})
 

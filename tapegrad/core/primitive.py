@@ -241,6 +241,8 @@ class Opaque(Barrier):
     bound: Function | None = None
     """``bound(*arrays, out=, **params)``: the call (``engine.work.Call``) that ``impl`` comes to for these very arrays,
     of NumPy's, in a replay, in which NumPy's library has one thread; None: there is none."""
+    calls: Function | None = None
+    """``calls(xp, *arrays, out=, **params)``: the calls of functions of ``xp`` that ``impl`` consists of."""
     temporaries: Function | None = None
     """``temporaries(aval, *arrays, **params)``: shapes and dtypes of the arrays that ``cuda`` is lent, as
     ``temporaries=``, for a result of ``aval``; ``impl`` of a primitive with an effect is lent them, too."""
@@ -420,6 +422,7 @@ class Fields(TypedDict, total=False):
     into: bool
     cuda: Function | None
     bound: Function
+    calls: Function
     temporaries: Function
     parts: bool
     scratch: Function

@@ -138,6 +138,8 @@ class Application(Work):
             return [(lambda: prim.compute(xp, reads, now(), self.aval, out), ())]
         if live:
             return [(lambda: xp.copyto(out, prim.compute(xp, reads, self._present(live), self.aval, None)), ())]
+        if isinstance(prim, Opaque) and prim.calls is not None:
+            return prim.calls(xp, *reads, out=out, **params)
         if isinstance(prim, Opaque) and prim.into:
             bound = None
             if prim.bound is not None and phantom.Phantom not in map(type, (*reads, *outputs)):

@@ -264,7 +264,7 @@ def _cpu() -> dict[str, object]:
         "threads": get_num_threads(),
         "BLAS": f"{blas['name']} {blas['version']}",
         "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions and layer norms",
-        "machine code": f"none ({why_not})" if why_not else f"by LLVM {machine.version()}, in captured functions",
+        "machine code": f"none ({why_not})" if why_not else f"by LLVM {machine.version()}",
     }
 
 

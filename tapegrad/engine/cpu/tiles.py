@@ -14,9 +14,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import Device, phantom, threads
+from tapegrad.device import CPU, Device, cxx, phantom, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
+from tapegrad.engine.cpu.native.flat import Flat
 from tapegrad.engine.work import Call, Work, into
 
 TILE = 131072
@@ -132,7 +133,7 @@ class Tiling(Work):
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
         workers, partials = self._workers_on(outputs, temporaries)
-        threads.run([_doing(w) for w in workers], self._cut.tasks)
+        threads.run(self._tasks(workers, outputs, temporaries), self._cut.tasks)
         _finish(self._program, self._cut, partials, outputs, self.device.xp)
         return outputs
 
@@ -146,7 +147,8 @@ class Tiling(Work):
         else:
             ready = not cut.reduced and len(workers) * cut.tasks * len(program.steps) <= _MOST_READY
             ready = ready and phantom.Phantom not in map(type, (*reads, *outputs, *temporaries))
-            calls = [(threads.run, ([_doing(_ready(w, cut.tasks) if ready else w) for w in workers], cut.tasks))]
+            workers = [_ready(w, cut.tasks) if ready else w for w in workers]
+            calls = [(threads.run, (again._tasks(workers, outputs, temporaries), cut.tasks))]
         if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
             calls.append((_finish, (program, cut, partials, outputs, xp)))
         return calls
@@ -168,9 +170,40 @@ class Tiling(Work):
         ]
         return workers, partials
 
+    def _tasks(
+        self, workers: list[Tasks], outputs: list[Array], temporaries: list[Array]
+    ) -> list[Callable[[int], None]]:
+        """What does a task by its number, for each worker: by machine code, where there is some."""
+        tasks = [_doing(w) for w in workers]
+        program, cut = self._program, self._cut
+        if len(cut.shape) > 1 or program.reductions or STRIDED in self._layouts:
+            return tasks
+        arrays = [*self._leaves, *outputs]
+        if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
+            return tasks
+        flat = _flat(program, tuple(self._layouts), tuple(x.dtype for x in arrays))
+        places = {cxx.address(x) for x in self._leaves}
+        if not flat.ready or any(cxx.address(x) in places for x in outputs):  # a tile could not be done again
+            return tasks
+        count = len(program.scratch)
+        scratch = [temporaries[i * count : (i + 1) * count] for i in range(len(workers))]
+        return [
+            flat.task([*arrays, *rows], cut.chunk, cut.shape[0], again)
+            for rows, again in zip(scratch, tasks, strict=True)
+        ]
+
     def text(self) -> str:
         """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
         return _text_of(self._program, self.shape, self._layouts, self._axes)
+
+
+@lru_cache(4096)
+def _flat(program: Program, layouts: tuple[str, ...], dtypes: tuple[DType, ...]) -> Flat:
+    """Return the steps of a program on leaves and outputs of these ``dtypes`` for machine code."""
+    leaves, scratch = len(layouts), len(dtypes)
+    single = [kind == SCALAR for kind in layouts] + [False] * (program.outputs + len(program.scratch))
+    outputs = range(leaves, scratch)
+    return Flat(program.steps, program.labels, (*dtypes, *program.scratch), single, scratch, outputs)
 
 
 class _Frame(NamedTuple):

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 from types import EllipsisType
+from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
@@ -76,14 +77,19 @@ slice_p: Primitive = linear(
 
 
 def _run_unslice(xp: Namespace, x: Array, *, shape: Shape, index: tuple[Part, ...], out: Array) -> None:
-    if x.size != out.size:
-        out.fill(0)
-    out[native_index(index)] = x
+    for copy, arrays in _copies_of_unslice(xp, x, shape=shape, index=index, out=out):
+        copy(*arrays)
+
+
+def _copies_of_unslice(xp: Namespace, x: Array, *, shape: Shape, index: tuple[Part, ...], out: Array) -> list[Any]:
+    copied = xp.copyto, (out[native_index(index)], x)
+    return [copied] if x.size == out.size else [(xp.copyto, (out, xp.zeros((), x.dtype))), copied]
 
 
 unslice_p: Primitive = linear(
     "unslice",
     impl=_run_unslice,
+    calls=_copies_of_unslice,
     infer=remembered(lambda x, *, shape, index: x.with_shape(shape)),
     transpose=lambda ct, x, *, shape, index: barrier(slice_p, ct, index=index),
     into=True,

@@ -23,6 +23,7 @@ UFUNCS = sorted(
     for name, f in vars(np).items()
     if type(f) is np.ufunc and f.nout == 1 and f.signature is None and name == f.__name__
 )
+NUMPY = tuple(map(int, np.__version__.split(".")[:2]))
 CHARS = "?bBhHiIlLefdFD"
 N = 203
 
@@ -79,6 +80,7 @@ LAYOUTS: dict[str, Callable[[list[Any], Any], tuple[list[Any], Any]]] = {
 }
 
 
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("char", CHARS)
 def test_entries_have_the_bits_of_the_ufunc(char: str, layout: str) -> None:
@@ -165,11 +167,44 @@ def test_a_run_goes_on_after_a_reported_error() -> None:
         into(np.add, [np.frombuffer(bytes(41), np.uint8)[1:].view("f8"), np.zeros(5)], np.zeros(5)),
         into(np.power, [np.ones(4, int), np.ones(4, int)], np.ones(4, int)),
         into(np.add, [np.zeros(0), np.zeros(0)], np.zeros(0)),
-        (np.copyto, (np.zeros(4), np.zeros(4))),
+        (np.copyto, (np.zeros(4), np.zeros(4, "f4"))),
+        (np.add.reduce, (np.zeros((3, 4)), (0,), np.dtype("f8"), np.zeros((1, 4)), True)),
+        (np.add.reduce, (np.zeros(4, "f4"), (0,), np.dtype("f8"), np.zeros(1), True)),
     ],
 )
 def test_calls_that_numpy_makes_otherwise_stay_numpys(call: Any) -> None:
     assert entry_of(call) is None
+
+
+@pytest.mark.parametrize("dtype", ["?", "i2", "f4", "f8", "c16"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_copies_fill_places_of_every_layout(dtype: str, fused: bool) -> None:
+    x = np.arange(20).reshape(4, 5).astype(dtype)
+    whole, expected = np.ones((6, 9), dtype), np.ones((6, 9), dtype)
+    pairs = [
+        (x, np.s_[1:5, 2:7]),
+        (x.T[:4, :4], np.s_[:4, 5:]),
+        (x[:, ::-2], np.s_[2:, ::-3]),
+        (x[0, 3], np.s_[5:, ::2]),
+    ]
+    calls = []
+    for source, place in pairs:
+        expected[place] = source
+        calls.append((np.copyto, (whole[place], np.asarray(source))))
+    assert ran(calls, fused)
+    assert whole.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 43), (203, 100), (2, 3, 4)])
+def test_sums_have_numpys_bits(dtype: str, shape: tuple[int, ...]) -> None:
+    for x in (np.random.default_rng(0).normal(size=shape).astype(dtype), np.full(shape, -0.0, dtype)):
+        out = np.ones((1,) * len(shape), dtype)
+        done = ran([(np.add.reduce, (x, tuple(range(len(shape))), np.dtype(dtype), out, True))])
+        if not done and NUMPY < (2, 3):
+            pytest.skip("this NumPy adds long arrays by parts: its own call stays")
+        assert done
+        assert out.tobytes() == np.add.reduce(x, tuple(range(len(shape)))).tobytes()
 
 
 def test_a_result_over_a_part_of_an_operand_stays_numpys() -> None:
@@ -195,7 +230,7 @@ EXACT = {
     "?": [np.logical_and, np.logical_or, np.logical_not],
 }
 COMPARE = [np.less, np.greater_equal, np.equal]
-SHAPES: list[tuple[int, ...]] = [(203,), (7, 29), (3, 4, 5)]
+SHAPES: list[tuple[int, ...]] = [(203,), (7, 29), (3, 4, 5), (1,), (12, 12)]
 
 
 class Arena:
@@ -238,6 +273,8 @@ def random_calls(seed: int) -> tuple[Arena, list[Any], list[Lifetime], list[tupl
         f = random.choice(EXACT[kind]) if kind == "?" or random.random() < 0.8 else random.choice(COMPARE)
         picked = [same[i] for i in random.integers(0, len(same), f.nin)]
         reads = [x[0] for x in picked]
+        if shape == (1,):
+            reads = [x.reshape(()) if random.random() < 0.5 else x for x in reads]
         if kind == "f" and f.nin == 2 and random.random() < 0.3:
             reads[int(random.integers(2))] = outside[int(random.integers(2))]
         for _, _, k in picked:
@@ -253,6 +290,8 @@ def random_calls(seed: int) -> tuple[Arena, list[Any], list[Lifetime], list[tupl
         place = next((x for x in mine if x[0].dtype == dtype), None)
         array, span = place[:2] if place else arena.lend(shape, dtype, int(random.integers(0, 2)))
         arena.lent = [s for s in arena.lent if s == span or all(s != x[1] for x in mine)]
+        if shape == (12, 12):
+            reads = [x.T if x is not array and random.random() < 0.3 else x for x in reads]
         calls.append(into(f, reads, array))
         last.append(step)
         live.append((array, span, step))
@@ -262,7 +301,7 @@ def random_calls(seed: int) -> tuple[Arena, list[Any], list[Lifetime], list[tupl
     return arena, calls, [Lifetime(i, until) for i, until in enumerate(last)], [(x, k) for x, _, k in live]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 239, 299, 469])
 def test_kernels_have_the_bits_of_single_ufuncs(seed: int) -> None:
     arena, calls, lifetimes, needed = random_calls(seed)
     start = arena.bytes.copy()
@@ -344,7 +383,7 @@ def run(*args: str, **env: str) -> list[str]:
 
 
 def test_without_the_extra_or_switched_off_the_bits_are_the_same() -> None:
-    native, blocked, off = run(), run("blocked"), run(TAPEGRAD_NATIVE="0")
-    assert native[0] == blocked[0] == off[0]
+    native, behind, blocked, off = run(), run(TAPEGRAD_NATIVE="1"), run("blocked"), run(TAPEGRAD_NATIVE="0")
+    assert native[0] == behind[0] == blocked[0] == off[0]
     assert "LLVM" in native[1] and "tapegrad[native]" in blocked[1] and "TAPEGRAD_NATIVE=0" in off[1]
     assert native[2] == "True" and off[2] == "False"

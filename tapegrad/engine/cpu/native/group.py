@@ -2,41 +2,38 @@
 
 Entries in order join while they are exact and share one nest of loops, and as long as no result overlaps what another
 entry reads or writes but in the very same elements.  A result is stored only if something behind the group needs it;
-all others stay in registers.
+all others stay in registers, so that it does not matter whose bytes the arena has lent them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple
 
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.emit import SAME, SCALAR, STRIDED, Structure
 from tapegrad.engine.cpu.native.loops import Loop
-from tapegrad.engine.cpu.native.ops import is_exact
 
 MOST_OPERANDS = 24
 _MOST_OPS = 40
 
 
 class Entry(NamedTuple):
-    """One call of a ufunc on ``arrays``, the result last.
+    """One call of a ufunc on ``arrays``, the result last; or a copy, or the sum of an array.
 
-    ``shape`` and ``strides`` (bytes; per array) are those of the loops, outermost first: one where NumPy would run one.
-    ``spans``: of each array the address of its first byte, and of the one behind its last.
+    ``is_exact``: whether compiled code may stand for it.  ``shape`` and ``strides`` (bytes; per array) are those of the
+    loops, outermost first: one where NumPy would run one.  ``spans``: of each array the address of its first byte, and
+    of the one behind its last.
     """
 
-    ufunc: Any
+    name: str
+    is_exact: bool
     loop: Loop
     arrays: tuple[Array, ...]
     shape: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     spans: tuple[tuple[int, int], ...]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether compiled code may stand for it."""
-        return is_exact(self.ufunc, [x.dtype for x in self.arrays])
 
 
 class Lifetime(NamedTuple):
@@ -63,14 +60,25 @@ class Group(NamedTuple):
 def groups(
     entries: Sequence[Entry], lifetimes: Sequence[Lifetime], first: int, last: int, then: int
 ) -> Iterator[Group]:
-    """Yield the groups, of at least two, among entries ``first`` up to ``last``, behind which comes step ``then``."""
+    """Yield the groups among entries ``first`` up to ``last``, behind which comes step ``then``.
+
+    A single copy is a group, too (NumPy fills arrays by vectors), and a single choice, which NumPy has no loop for.
+    """
     while first < last:
-        growing = _Growing(entries, lifetimes, first)
-        while growing.last < last and growing.joins():
-            growing.last += 1
-        if growing.last - first > 1:
+        growing = _grown(entries, lifetimes, first, last)
+        while wrong := growing.stored_over_a_leaf(lifetimes[growing.last].step if growing.last < last else then):
+            growing = _grown(entries, lifetimes, first, wrong)
+        if growing.last - first > 1 or (growing.last > first and entries[first].name in ("copyto", "where")):
             yield growing.group(lifetimes[growing.last].step if growing.last < last else then)
         first = max(growing.last, first + 1)
+
+
+def _grown(entries: Sequence[Entry], lifetimes: Sequence[Lifetime], first: int, last: int) -> _Growing:
+    """The group that begins with entry ``first`` and ends before ``last``, or earlier."""
+    growing = _Growing(entries, lifetimes, first)
+    while growing.last < last and growing.joins():
+        growing.last += 1
+    return growing
 
 
 class _Operand(NamedTuple):
@@ -106,26 +114,33 @@ class _Growing:
         self._values: dict[_Operand, _Value] = {}
         """Results by where they lie, but for those that later ones have taken the place of."""
         self._written: list[tuple[int, int]] = []
+        self._shape: tuple[int, ...] = ()
+        self._over_leaves: list[int] = []
+        """Entries whose results lie over what the kernel reads: it must not store them."""
 
     def joins(self) -> bool:
         """Add the next entry, if it can join."""
         entry = self._entries[self.last]
-        if not entry.is_exact or len(self._ops) >= _MOST_OPS or entry.shape != self._entries[self.first].shape:
+        if not entry.is_exact or len(self._ops) >= _MOST_OPS or not self._shares_loops(entry):
             return False
         operands = [
-            _Operand(span[0], strides, x.dtype.char)
+            _Operand(
+                span[0], (x.itemsize,) if x.size == 1 == prod(entry.shape) else self._nested(strides), x.dtype.char
+            )
             for span, strides, x in zip(entry.spans, entry.strides, entry.arrays, strict=True)
         ]
         reads, result = operands[:-1], operands[-1]
         fresh = {r: k for k, r in enumerate(reads) if r not in self._values and r not in self._leaves}
         if len(self._leaves) + len(fresh) + len(self._values) >= MOST_OPERANDS:
             return False
-        if any(_meet(entry.spans[k], span) for k in fresh.values() for span in self._written):
+        loaded = [span for r, span in zip(reads, entry.spans, strict=False) if r not in self._values]
+        if any(_meet(span, written) for span in loaded for written in self._written):
             return False
         span = entry.spans[-1]
-        loaded = [(r, self._entries[i].spans[k]) for r, (i, k) in self._leaves.items()]
-        if any(r != result and _meet(span, s) for r, s in (*loaded, *((r, entry.spans[k]) for r, k in fresh.items()))):
-            return False
+        leaves = {r: self._entries[i].spans[k] for r, (i, k) in self._leaves.items()}
+        leaves.update((r, entry.spans[k]) for r, k in fresh.items())
+        if any(r != result and _meet(span, s) for r, s in leaves.items()):
+            self._over_leaves.append(self.last)
         gone = [
             v for v, there in self._values.items() if v != result and _meet(span, self._entries[there.entry].spans[-1])
         ]
@@ -138,10 +153,14 @@ class _Growing:
             self._leaves[r] = self.last, k
         numbers = list(self._leaves)
         refs = tuple(~self._values[r].number if r in self._values else numbers.index(r) for r in reads)
-        op = entry.ufunc.__name__, reads[0].char, refs, result.char
+        op = entry.name, reads[-1].char, refs, result.char
         self._values[result] = _Value(self._ops.setdefault(op, len(self._ops)), self.last)
         self._written.append(span)
         return True
+
+    def stored_over_a_leaf(self, then: int) -> int:
+        """The first entry whose result lies over a leaf and is needed by step ``then`` or later; 0: there is none."""
+        return next((i for i in self._over_leaves if self._lifetimes[i].until >= then), 0)
 
     def group(self, then: int) -> Group:
         """The group, behind which comes step ``then``."""
@@ -155,7 +174,32 @@ class _Growing:
         )
         operands = (*self._leaves.values(), *((v.entry, len(self._entries[v.entry].arrays) - 1) for _, v in stored))
         strides = tuple(lies.strides for lies in (*self._leaves, *(lies for lies, _ in stored)))
-        return Group(self.first, self.last, structure, operands, self._entries[self.first].shape, strides)
+        return Group(self.first, self.last, structure, operands, self._shape, strides)
+
+    def _shares_loops(self, entry: Entry) -> bool:
+        """Whether the entry runs the loops of the group; these may become a nest of as many turns for it."""
+        if not self._ops:
+            self._shape = entry.shape
+        if entry.shape == self._shape:
+            return True
+        if prod(entry.shape) != prod(self._shape):
+            return False
+        if len(entry.shape) == 1:
+            return all(s[0] in (0, x.itemsize) for s, x in zip(entry.strides, entry.arrays, strict=True))
+        lies = [*self._leaves, *self._values]
+        if len(self._shape) > 1 or any(v.kind == STRIDED for v in lies):
+            return False
+        self._shape = entry.shape
+        nested = lambda v: v._replace(strides=self._nested(v.strides))
+        self._leaves = {nested(v): there for v, there in self._leaves.items()}
+        self._values = {nested(v): there for v, there in self._values.items()}
+        return True
+
+    def _nested(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """The strides of an array without gaps, or of one element for all, along the loops of the group."""
+        if len(strides) == len(self._shape):
+            return strides
+        return tuple(strides[0] * prod(self._shape[a + 1 :]) for a in range(len(self._shape)))
 
 
 def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:

@@ -5,38 +5,38 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import threading
 from collections.abc import Iterable
 from typing import Any
 
+from tapegrad.core import locks
 from tapegrad.device import CPU
 from tapegrad.engine.cpu.native import machine
 from tapegrad.engine.cpu.native.emit import SCALAR, STRIDED, Structure, function
-from tapegrad.engine.cpu.native.loops import PROBED, Strided, samples
+from tapegrad.engine.cpu.native.loops import PROBED, Loop, call, samples
 
 _XP = CPU.xp
 _kernels: dict[Structure, int] = {}
 """The address of each kernel that there is; 0 for one that gives other bits than NumPy."""
 _queue: list[list[Structure]] = []
 _working = [False]
-_lock = threading.Lock()
+_lock = locks.lock()
 """Protects the queue, and whether a thread works on it."""
-_compiling = threading.Lock()
+_compiling = locks.lock()
 """Held while LLVM compiles, so that no fork comes in between: llvmlite has a lock of its own."""
 
 
 class Request:
-    """Kernels of ``structures`` that a table waits for."""
+    """Kernels of ``structures`` that calls wait for."""
 
     def __init__(self, structures: Iterable[Structure]) -> None:
         self._structures = list(structures)
 
     @property
     def ready(self) -> bool:
-        """Whether all have been compiled and there is one."""
+        """Whether there are some, and all have been compiled."""
         return bool(self._structures) and all(s in _kernels for s in self._structures)
 
     def address(self, structure: Structure) -> int:
@@ -70,7 +70,10 @@ def _work() -> None:
                 _working[0] = False
                 return
             structures = _queue.pop(0)
-        _compile(structures)
+        try:
+            _compile(structures)
+        except Exception:  # what cannot be compiled is run as ever
+            _kernels.update((s, 0) for s in structures if s not in _kernels)
 
 
 def _compile(structures: list[Structure]) -> None:
@@ -95,15 +98,15 @@ def _agrees(address: int, structure: Structure) -> bool:
     values: list[Any] = list(leaves)
     with _XP.errstate(all="ignore"):
         for name, _, operands, _ in structure.ops:
-            values.append(getattr(_XP, name)(*(values[k] for k in operands)))
+            values.append(
+                values[operands[0]] if name == "copyto" else getattr(_XP, name)(*(values[k] for k in operands))
+            )
     expected = [_XP.broadcast_to(values[k], (PROBED,)) for k, _ in structure.stores]
     results = [
         _spread(_XP.zeros(PROBED, x.dtype), kind) for x, (_, kind) in zip(expected, structure.stores, strict=True)
     ]
     arrays = [*leaves, *results]
-    data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
-    strides = (ctypes.c_ssize_t * len(arrays))(*(x.strides[0] if x.ndim else 0 for x in arrays))
-    Strided(address)(None, data, ctypes.c_ssize_t(PROBED), strides, None)
+    call(Loop(address, 0, 0, True), arrays, PROBED, [x.strides[0] if x.ndim else 0 for x in arrays])
     return all(map(_same, results, expected))
 
 
@@ -123,22 +126,14 @@ def _same(x: Any, y: Any) -> bool:
     return bool((nan == _XP.isnan(y)).all()) and x[~nan].tobytes() == y[~nan].tobytes()
 
 
-def _hold() -> None:
-    _compiling.acquire()
-    _lock.acquire()
-
-
-def _release() -> None:
-    _lock.release()
-    _compiling.release()
-
-
 def _forget() -> None:
     """In a child the thread is not there: what was asked for counts as not asked for."""
     _queue.clear()
     _working[0] = False
-    _release()
 
 
+locks.in_child(_forget)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
+    os.register_at_fork(
+        before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
+    )

@@ -9,11 +9,13 @@ with the ufunc itself before their first use, so that an unknown NumPy costs spe
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU
 from tapegrad.device.types import DType
+from tapegrad.engine.cpu.native import machine
 
 _XP = CPU.xp
 _CAPSULE = b"numpy_1.24_ufunc_call_info"
@@ -45,14 +47,11 @@ class _Info(ctypes.Structure):
     )  # fmt: skip
 
 
-Strided = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_ssize_t),
-    ctypes.POINTER(ctypes.c_ssize_t), ctypes.c_void_p,
-)  # fmt: skip
+_Strided = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_capsules: list[Any] = []
+_owned: list[Any] = []
 """Own what loops point to."""
 
 
@@ -74,9 +73,50 @@ def loop_of(ufunc: Any, dtypes: tuple[DType, ...]) -> Loop | None:
         return None
     if resolved != dtypes or info.requires_pyapi or not all(d.isnative for d in dtypes):
         return None
-    _capsules.append(capsule)
+    _owned.append(capsule)
     loop = Loop(info.function, info.context or 0, info.auxdata or 0, not info.no_floatingpoint_errors)
     return loop if _agrees(loop, ufunc, dtypes) else None
+
+
+@cache
+def copy_of(dtypes: tuple[DType, DType]) -> Loop | None:
+    """Return a loop that copies elements from the first dtype to the second; None unless these are the same."""
+    source, target = dtypes
+    function = 0 if source != target or source.hasobject else machine.copy(source.itemsize)
+    return Loop(function, 0, 0, False) if function else None
+
+
+@cache
+def sum_of(dtype: DType) -> Loop | None:
+    """Return a loop that sums all elements of an array without gaps, as ``np.add.reduce`` does; None: it is unlike."""
+    loop = loop_of(_XP.add, (dtype, dtype, dtype)) if dtype.char in "fd" else None
+    if loop is None:
+        return None
+    record = _XP.array([*loop[:3], dtype.itemsize], _XP.int64)
+    _owned.append(record)
+    total = Loop(machine.reduction(), record.ctypes.data, 0, True)
+    return total if all(_sums(total, dtype, n) for n in (1, 2, 7, 8, 9, 127, 128, 129, 1000, 20_011)) else None
+
+
+def _sums(loop: Loop, dtype: DType, n: int) -> bool:
+    """Whether the loop gives NumPy's sum of ``n`` elements."""
+    x = _XP.random.default_rng(n).normal(size=n).astype(dtype)
+    result = _XP.zeros(1, dtype)
+    call(loop, [x, result], n, [x.itemsize, 0])
+    return bool(result.tobytes() == _XP.add.reduce(x).tobytes())
+
+
+def call(loop: Loop, arrays: Sequence[Any], n: int, strides: Sequence[int]) -> None:
+    """Call a loop once."""
+    words = _XP.array([*(x.ctypes.data for x in arrays), n, *strides], _XP.int64)
+    data = words.ctypes.data
+    sizes = data + 8 * len(arrays)
+    function_at(loop.function)(loop.context, data, sizes, sizes + 8, loop.auxdata)
+
+
+def function_at(address: int) -> Callable[..., int]:
+    """Return an inner loop as a function of five addresses: its context, pointers, sizes, strides, auxiliary data."""
+    return _Strided(address)
 
 
 def _agrees(loop: Loop, ufunc: Any, dtypes: tuple[DType, ...]) -> bool:
@@ -88,9 +128,7 @@ def _agrees(loop: Loop, ufunc: Any, dtypes: tuple[DType, ...]) -> bool:
             expected = ufunc(*operands)
         result = _XP.empty(PROBED, dtypes[-1])
         arrays = [*(x if x.ndim else x.reshape(1) for x in map(_XP.asarray, operands)), result]
-        data = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
-        strides = (ctypes.c_ssize_t * len(arrays))(*(x.itemsize if x.size > 1 else 0 for x in arrays))
-        Strided(loop.function)(loop.context, data, ctypes.c_ssize_t(PROBED), strides, loop.auxdata)
+        call(loop, arrays, PROBED, [x.itemsize if x.size > 1 else 0 for x in arrays])
         if result.tobytes() != expected.tobytes():
             return False
     return True

@@ -38,17 +38,44 @@ def _opened() -> tuple[Any, str]:
 
 
 @cache
-def _ready() -> tuple[Any, int, str]:
-    """The runner as a function of C, the address of the nest of loops, and why there are none."""
+def _ready() -> tuple[Any, dict[str, int], str]:
+    """The runner as a function of C, addresses of loops by name, and why there are none."""
     llvm, reason = _opened()
     if llvm is None:
-        return None, 0, reason
+        return None, {}, reason
     try:
-        made = compiled(_RUNNER + _NEST + (_X86_FLAGS if is_x86() else _ARM_FLAGS), ["run", "nest"], 2)
+        flags = _X86_FLAGS if is_x86() else _ARM_FLAGS
+        copies = "".join(_COPY.replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _COPIED)
+        names = ["run", "nest", "reduction", "sequence", *(f"copy{n}" for n in _COPIED)]
+        made = compiled(_RUNNER + _NEST + _REDUCTION + _SEQUENCE + copies + flags, names, 2)
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-        return kind(made["run"]), made["nest"], ""
+        return kind(made["run"]), made, ""
     except Exception as e:  # memory that may be written and executed is forbidden in some processes
-        return None, 0, f"{type(e).__name__}: {e}"
+        return None, {}, f"{type(e).__name__}: {e}"
+
+
+def copy(itemsize: int) -> int:
+    """Return the address of a loop that copies elements of ``itemsize`` bytes; 0: there is none."""
+    return _ready()[1].get(f"copy{itemsize}", 0)
+
+
+def reduction() -> int:
+    """Return the address of a loop that reduces its first operand to its second, an element of zero bytes at first.
+
+    Its context is a record of four words: function, context and auxiliary data of a ufunc's loop, and the itemsize.
+    """
+    return _ready()[1]["reduction"]
+
+
+def sequence() -> int:
+    """Return the address of a loop that calls others one after the other, on a few elements at a time.
+
+    Its context is a record: how many rows, elements at a time, and operands; for each operand the bytes from one
+    element to the next (0: it has one, or is scratch); then the rows: function, context and auxiliary data of a loop,
+    the flags that count, the number of its operands, which of the operands these are, and their strides.  The loop
+    returns the flags.
+    """
+    return _ready()[1]["sequence"]
 
 
 def nest() -> int:
@@ -58,7 +85,7 @@ def nest() -> int:
     there are, and how many nested loops.  Sizes are those of the innermost loop, then of the others, outermost first;
     so are strides, for each loop one per operand.
     """
-    return _ready()[1]
+    return _ready()[1]["nest"]
 
 
 def runner() -> Callable[[int, int, int, int], int] | None:
@@ -99,7 +126,7 @@ _engines: list[Any] = []
 """Own machine code."""
 
 
-def compiled(text: str, names: list[str], level: int = 0) -> dict[str, int]:
+def compiled(text: str, names: list[str], level: int = 1) -> dict[str, int]:
     """Compile ``text`` (LLVM's IR) for this processor; return the addresses of the functions ``names``."""
     llvm, _ = _opened()
     module = llvm.parse_assembly(text)
@@ -235,6 +262,149 @@ rewound:
   br label %carry
 done:
   ret i32 0
+}
+"""
+
+_COPIED = (1, 2, 4, 8, 16)
+_COPY = """
+define i32 @copySIZE(ptr %context, ptr %data, ptr %dims, ptr %strides, ptr %auxdata) {
+start:
+  %n = load i64, ptr %dims
+  %from = load ptr, ptr %data
+  %to.p = getelementptr ptr, ptr %data, i64 1
+  %to = load ptr, ptr %to.p
+  %s = load i64, ptr %strides
+  %t.p = getelementptr i64, ptr %strides, i64 1
+  %t = load i64, ptr %t.p
+  %dense.from = icmp eq i64 %s, SIZE
+  %dense.to = icmp eq i64 %t, SIZE
+  %dense = and i1 %dense.from, %dense.to
+  br i1 %dense, label %whole, label %loop
+whole:
+  %bytes = mul i64 %n, SIZE
+  call void @llvm.memmove.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)
+  ret i32 0
+loop:
+  %i = phi i64 [ 0, %start ], [ %next, %loop ]
+  %x.o = mul i64 %i, %s
+  %x.p = getelementptr i8, ptr %from, i64 %x.o
+  %y.o = mul i64 %i, %t
+  %y.p = getelementptr i8, ptr %to, i64 %y.o
+  %x = load iBITS, ptr %x.p, align 1
+  store iBITS %x, ptr %y.p, align 1
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %done
+done:
+  ret i32 0
+}
+"""
+_REDUCTION = """
+declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+define i32 @reduction(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
+  %function = load ptr, ptr %record
+  %context.p = getelementptr i64, ptr %record, i64 1
+  %context = load ptr, ptr %context.p
+  %auxdata.p = getelementptr i64, ptr %record, i64 2
+  %auxdata = load ptr, ptr %auxdata.p
+  %size.p = getelementptr i64, ptr %record, i64 3
+  %size = load i64, ptr %size.p
+  %from = load ptr, ptr %data
+  %to.p = getelementptr ptr, ptr %data, i64 1
+  %to = load ptr, ptr %to.p
+  call void @llvm.memset.p0.i64(ptr %to, i8 0, i64 %size, i1 false)
+  %pointers = alloca [3 x ptr]
+  store ptr %to, ptr %pointers
+  %second = getelementptr ptr, ptr %pointers, i64 1
+  store ptr %from, ptr %second
+  %third = getelementptr ptr, ptr %pointers, i64 2
+  store ptr %to, ptr %third
+  %steps = alloca [3 x i64]
+  store i64 0, ptr %steps
+  %step.p = getelementptr i64, ptr %steps, i64 1
+  %step = load i64, ptr %strides
+  store i64 %step, ptr %step.p
+  %last = getelementptr i64, ptr %steps, i64 2
+  store i64 0, ptr %last
+  %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %steps, ptr %auxdata)
+  ret i32 0
+}
+"""
+
+_SEQUENCE = """
+define i32 @sequence(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
+start:
+  %n = load i64, ptr %dims
+  %rows = load i64, ptr %record
+  %chunk.p = getelementptr i64, ptr %record, i64 1
+  %chunk = load i64, ptr %chunk.p
+  %count.p = getelementptr i64, ptr %record, i64 2
+  %count = load i64, ptr %count.p
+  %ways = getelementptr i64, ptr %record, i64 3
+  %table = getelementptr i64, ptr %ways, i64 %count
+  %pointers = alloca [64 x i64]
+  %size = alloca i64
+  br label %tile
+tile:
+  %i = phi i64 [ 0, %start ], [ %i.next, %tiled ]
+  %seen = phi i64 [ 0, %start ], [ %seen.now, %tiled ]
+  %left = sub i64 %n, %i
+  %short = icmp slt i64 %left, %chunk
+  %here = select i1 %short, i64 %left, i64 %chunk
+  store i64 %here, ptr %size
+  br label %row
+row:
+  %r = phi i64 [ 0, %tile ], [ %r.next, %called ]
+  %words = phi ptr [ %table, %tile ], [ %words.next, %called ]
+  %seen.row = phi i64 [ %seen, %tile ], [ %seen.now, %called ]
+  %function = load ptr, ptr %words
+  %context.p = getelementptr i64, ptr %words, i64 1
+  %context = load ptr, ptr %context.p
+  %auxdata.p = getelementptr i64, ptr %words, i64 2
+  %auxdata = load ptr, ptr %auxdata.p
+  %counted.p = getelementptr i64, ptr %words, i64 3
+  %counted = load i64, ptr %counted.p
+  %k.p = getelementptr i64, ptr %words, i64 4
+  %k = load i64, ptr %k.p
+  %which = getelementptr i64, ptr %words, i64 5
+  %steps = getelementptr i64, ptr %which, i64 %k
+  %words.next = getelementptr i64, ptr %steps, i64 %k
+  br label %operand
+operand:
+  %j = phi i64 [ 0, %row ], [ %j.next, %operand ]
+  %number.p = getelementptr i64, ptr %which, i64 %j
+  %number = load i64, ptr %number.p
+  %base.p = getelementptr i64, ptr %data, i64 %number
+  %base = load i64, ptr %base.p
+  %way.p = getelementptr i64, ptr %ways, i64 %number
+  %way = load i64, ptr %way.p
+  %offset = mul i64 %way, %i
+  %address = add i64 %base, %offset
+  %to = getelementptr i64, ptr %pointers, i64 %j
+  store i64 %address, ptr %to
+  %j.next = add i64 %j, 1
+  %j.more = icmp slt i64 %j.next, %k
+  br i1 %j.more, label %operand, label %call
+call:
+  call void @clear()
+  %status = call i32 %function(ptr %context, ptr %pointers, ptr %size, ptr %steps, ptr %auxdata)
+  %flags = call i64 @flags()
+  %counts = and i64 %flags, %counted
+  %seen.now = or i64 %seen.row, %counts
+  br label %called
+called:
+  %r.next = add i64 %r, 1
+  %r.more = icmp slt i64 %r.next, %rows
+  br i1 %r.more, label %row, label %tiled
+tiled:
+  %i.next = add i64 %i, %chunk
+  %i.more = icmp slt i64 %i.next, %n
+  br i1 %i.more, label %tile, label %done
+done:
+  call void @clear()
+  %answer = trunc i64 %seen.now to i32
+  ret i32 %answer
 }
 """
 

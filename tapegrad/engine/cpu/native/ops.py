@@ -8,7 +8,6 @@ contracted or reassociated: none carries fast-math flags.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tapegrad.device.types import DType
 
@@ -24,17 +23,19 @@ _BOOLEAN = {
     "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or",
     "bitwise_xor": "xor", "not_equal": "xor",
 }  # fmt: skip
-_OTHER = {"negative", "square", "positive", "reciprocal", "maximum", "minimum", "isnan"}
+_OTHER = {"negative", "square", "positive", "reciprocal", "maximum", "minimum", "isnan", "copyto"}
 _FLOATS = {*_PLAIN, *_INTRINSIC, *_COMPARE, *_OTHER}
 
 
-def is_exact(ufunc: Any, dtypes: Sequence[DType]) -> bool:
-    """Whether compiled code may stand for ``ufunc`` on operands and a result of ``dtypes``."""
+def is_exact(name: str, dtypes: Sequence[DType]) -> bool:
+    """Whether compiled code may stand for ufunc ``name`` on operands and a result of ``dtypes``."""
+    if name == "where":
+        return len(dtypes) == 4 and dtypes[0].char == "?" and {d.char for d in dtypes[1:]} in ({"f"}, {"d"}, {"?"})
     chars = {d.char for d in dtypes[:-1]}
     if len(chars) != 1:
         return False
-    known = {"f": _FLOATS, "d": _FLOATS, "?": {*_BOOLEAN, "logical_not", "invert"}}.get(chars.pop(), ())
-    return ufunc.__name__ in known
+    known = {"f": _FLOATS, "d": _FLOATS, "?": {*_BOOLEAN, "logical_not", "invert", "copyto"}}.get(chars.pop(), ())
+    return name in known
 
 
 def instructions(name: str, char: str, width: int, reads: Sequence[str], result: str) -> list[str]:
@@ -43,6 +44,10 @@ def instructions(name: str, char: str, width: int, reads: Sequence[str], result:
     suffix = {"f": "f32", "d": "f64", "?": "i1"}[char]
     suffix = suffix if width == 1 else f"v{width}{suffix}"
     x, y = reads[0], reads[-1]
+    if name == "where":
+        return [f"{result} = select {'i1' if width == 1 else f'<{width} x i1>'} {x}, {kind} {reads[1]}, {kind} {y}"]
+    if name in ("positive", "copyto"):
+        return [f"{result} = bitcast {kind} {x} to {kind}"]
     if char == "?":
         if name in ("logical_not", "invert"):
             return [f"{result} = xor {kind} {x}, {constant('1', width, 'i1')}"]
@@ -67,10 +72,8 @@ def instructions(name: str, char: str, width: int, reads: Sequence[str], result:
         return [f"{result} = fmul {kind} {x}, {x}"]
     if name == "reciprocal":
         return [f"{result} = fdiv {kind} {constant('1.0', width, TYPES[char])}, {x}"]
-    if name == "negative":
-        return [f"{result} = fneg {kind} {x}"]
-    assert name == "positive"
-    return [f"{result} = bitcast {kind} {x} to {kind}"]
+    assert name == "negative"
+    return [f"{result} = fneg {kind} {x}"]
 
 
 def constant(value: str, width: int, kind: str) -> str:

@@ -20,7 +20,7 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import Loop, loop_of
+from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, sum_of
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Call
 
@@ -37,19 +37,40 @@ def entry_of(call: Call) -> Entry | None:
     f, arrays = call
     if type(f) is partial and not f.args and list(f.keywords) == ["out"]:
         f, arrays = f.func, (*arrays, f.keywords["out"])
-    if type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
+    if f is _XP.copyto and len(arrays) == 2:
+        arrays = arrays[::-1]
+    elif getattr(f, "__name__", "") == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
+        return _sum(*arrays)
+    elif type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
         return None
-    if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays):
+    if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays) or not arrays[-1].size:
         return None
-    out = arrays[-1]
-    loop = loop_of(f, tuple(x.dtype for x in arrays)) if out.size else None
-    if loop is None:
-        return None
-    loops = _one_loop(arrays) or (_nest(arrays) if is_exact(f, [x.dtype for x in arrays]) else None)
+    dtypes = tuple(x.dtype for x in arrays)
     spans = tuple(map(_span, arrays))
-    if loops is None or _overlaps(arrays, spans):
+    exact = is_exact(f.__name__, dtypes)
+    loop = copy_of(dtypes) if f is _XP.copyto else loop_of(f, dtypes)
+    loops = _one_loop(arrays) or (_nest(arrays) if exact or f is _XP.copyto else None)
+    if loop is None or loops is None or _overlaps(arrays, spans):
         return None
-    return Entry(f, loop, tuple(arrays), *loops, spans)
+    return Entry(f.__name__, exact, loop, tuple(arrays), *loops, spans)
+
+
+def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
+    """The sum of all elements of an array without gaps as an entry."""
+    if not all(type(a) in _ARRAYS and a.flags.aligned and a.flags.c_contiguous for a in (x, out)):
+        return None
+    if (
+        out.size != 1
+        or not x.size
+        or type(axes) is not tuple
+        or len(axes) != x.ndim
+        or not x.dtype == out.dtype == dtype
+    ):
+        return None
+    loop = sum_of(x.dtype)
+    if loop is None or _overlaps((x, out), (_span(x), _span(out))):
+        return None
+    return Entry("reduce", False, loop, (x, out), (x.size,), ((x.itemsize,), (0,)), (_span(x), _span(out)))
 
 
 Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
@@ -94,8 +115,9 @@ def _nest(arrays: Sequence[Array]) -> Loops | None:
 def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool:
     """Whether the result shares bytes with an operand other than by lying exactly where it does: then NumPy copies."""
     out, (low, high) = arrays[-1], spans[-1]
+    lies = lambda x: () if x.size == 1 else (x.strides, x.shape)
     return any(
-        first < high and low < end and (first, x.strides, x.shape) != (low, out.strides, out.shape)
+        first < high and low < end and (first, lies(x)) != (low, lies(out))
         for x, (first, end) in zip(arrays[:-1], spans, strict=False)
     )
 
@@ -138,7 +160,7 @@ class _Rows:
         self._index = _XP.array([p for row in rows for p in row.pointers], _XP.int64)
         self._pointers = pointers.take(self._index)
         at = cxx.address(self._pointers)
-        nest, counted = machine.nest(), sum(machine.flag_bits().values())
+        counted = sum(machine.flag_bits().values())
         words: list[int] = []
         for row in rows:
             # The inner loop's size and strides come first: a loop without a nest looks at no others.
@@ -149,7 +171,7 @@ class _Rows:
             function, context, auxdata, flags = row.loop
             if len(row.shape) > 1:
                 record = [function, context, auxdata, len(row.pointers), len(row.shape)]
-                function, context, auxdata = nest, self._address(record), 0
+                function, context, auxdata = machine.nest(), self._address(record), 0
             words += [function, context, auxdata, at, numbers, numbers + 8 * len(row.shape), flags * counted, 0]
             at += 8 * len(row.pointers)
         self.address = self._address(words)
@@ -215,7 +237,7 @@ class Table:
     def _row(self, number: int) -> _Row:
         entry = self._entries[number]
         pointers = range(self._starts[number], self._starts[number + 1])
-        return _Row(entry.ufunc.__name__, entry.loop, entry.shape, entry.strides, pointers)
+        return _Row(entry.name, entry.loop, entry.shape, entry.strides, pointers)
 
     def _fuse(self) -> None:
         """Let kernels stand for the groups that have one."""

@@ -1,0 +1,126 @@
+"""Regions without reductions on arrays without gaps: all steps of a tile in one call of machine code.
+
+Steps are grouped into kernels as the entries of a table are; a ufunc that is not exact stays NumPy's loop.  All of them
+run over a few elements at a time, so that what lies between them stays in a core's first cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapegrad.device import CPU, cxx
+from tapegrad.device.float_errors import reported
+from tapegrad.device.types import Array, DType
+from tapegrad.engine.cpu.native import kernels, machine
+from tapegrad.engine.cpu.native.group import Entry, Lifetime, groups
+from tapegrad.engine.cpu.native.loops import Loop, function_at, loop_of
+from tapegrad.engine.cpu.native.ops import is_exact
+
+_XP = CPU.xp
+_CHUNK = 2048
+"""Elements at a time."""
+Step = tuple[Any, tuple[int, ...], int]
+"""A function, the numbers of its operands, and that of its result."""
+
+
+class Flat:
+    """Steps on numbered values, each of as many elements as the loop has, or (``single``) of one."""
+
+    def __init__(
+        self, steps: Sequence[Step], labels: Sequence[str], dtypes: Sequence[DType], single: Sequence[bool],
+        scratch: int, outputs: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Take the ``outputs`` for needed behind the loop, and what is numbered from ``scratch`` on for not."""
+        self._steps, self._dtypes, self._single, self._scratch, self._outputs = steps, dtypes, single, scratch, outputs
+        self._record: Array | None = None
+        self._kernels = kernels.NOTHING
+        entries = [self._entry(*pair) for pair in zip(steps, labels, strict=True)]
+        self._entries: list[Any] = [] if None in entries or machine.why_not() else entries
+        self._is_met = False
+
+    def _entry(self, step: Step, label: str) -> Entry | None:
+        f, operands, result = step
+        values = (*operands, result)
+        dtypes = tuple(self._dtypes[k] for k in values)
+        name = "where" if label == "where" else getattr(f, "__name__", "")
+        exact = is_exact(name, dtypes)
+        loop = loop_of(f, dtypes) if type(f) is _XP.ufunc else None
+        if loop is None and not (exact and name == "where"):
+            return None
+        arrays = tuple(_XP.empty((), dtype) for dtype in dtypes)
+        strides = tuple((0 if self._single[k] else dtype.itemsize,) for k, dtype in zip(values, dtypes, strict=True))
+        spans = tuple((16 * k, 16 * k + 1) for k in values)
+        return Entry(name, exact, loop or Loop(0, 0, 0, True), arrays, (_CHUNK,), strides, spans)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is machine code.  It is asked for at the second time, and may take a while."""
+        if self._record is None and self._entries:
+            if not self._is_met:
+                self._is_met = True
+            elif self._kernels is kernels.NOTHING:
+                self.ask()
+            if self._kernels.ready:
+                self._bind()
+        return self._record is not None
+
+    def ask(self) -> None:
+        """Have kernels compiled."""
+        end = len(self._entries)
+        needed = dict.fromkeys(self._outputs, end)
+        lifetimes = []
+        for i in range(end - 1, -1, -1):
+            _, operands, result = self._steps[i]
+            lifetimes.append(Lifetime(i, needed.get(result, i)))
+            if result >= self._scratch:
+                needed.pop(result, None)
+            for k in operands:
+                needed.setdefault(k, i)
+        self._groups = list(groups(self._entries, lifetimes[::-1], 0, end, end))
+        self._kernels = kernels.request({g.structure for g in self._groups})
+
+    def _bind(self) -> None:
+        """Write down the rows of one turn, as :func:`machine.sequence` reads them."""
+        values = [(*operands, result) for _, operands, result in self._steps]
+        rows: list[tuple[Loop, list[int]]] = []
+        of = {g.first: g for g in self._groups}
+        at = 0
+        while at < len(self._entries):
+            g = of.get(at)
+            if g is None:
+                rows.append((self._entries[at].loop, list(values[at])))
+            else:
+                address = self._kernels.address(g.structure)
+                if not address:  # it has other bits: all stays as it is
+                    self._entries = []
+                    return
+                rows.append((Loop(address, 0, 0, True), [values[i][k] for i, k in g.operands]))
+            at = at + 1 if g is None else g.last
+        size = [0 if one else dtype.itemsize for one, dtype in zip(self._single, self._dtypes, strict=True)]
+        words = [len(rows), _CHUNK, len(size), *(s if k < self._scratch else 0 for k, s in enumerate(size))]
+        counted = sum(machine.flag_bits().values())
+        for loop, operands in rows:
+            words += [*loop[:3], loop.flags * counted, len(operands), *operands, *(size[k] for k in operands)]
+        self._record = _XP.array(words, _XP.int64)
+
+    def task(
+        self, arrays: Sequence[Array], chunk: int, length: int, again: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """Return what does a tile of ``chunk`` elements by its number; ``again`` does it by NumPy, to report errors."""
+        record: Any = self._record
+        count = len(arrays)
+        first = _XP.array([*(cxx.address(x) for x in arrays), 0], _XP.int64)
+        ways = _XP.array([*record[3 : 3 + count], 0])
+        run, at, bits = function_at(machine.sequence()), cxx.address(record), machine.flag_bits()
+
+        def task(number: int) -> None:
+            start = number * chunk
+            words = first + start * ways
+            words[count] = min(chunk, length - start)
+            pointers = cxx.address(words)
+            flags = run(at, pointers, pointers + 8 * count, None, None)
+            if flags and flags & sum(bits[kind] for kind in reported()):
+                again(number)
+
+        return task

@@ -1,0 +1,94 @@
+"""Regions run by NumPy when they are met first, and by machine code from then on: with the same bits."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapegrad as tg
+from tapegrad.engine import region
+from tapegrad.engine.cpu import tiles
+from tapegrad.engine.cpu.native import machine
+
+pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
+
+
+@pytest.fixture(autouse=True, params=["one tile", "tiles of 600", "tiles of 600, two threads"])
+def cut(request: pytest.FixtureRequest) -> Iterator[None]:
+    small, size, count = region.SMALL, tiles.TILE, tg.get_num_threads()
+    region.set_small(1)
+    if request.param != "one tile":
+        tiles.set_tile_size(600)
+    tg.set_num_threads(2 if "two" in request.param else 1)
+    yield
+    region.set_small(small)
+    tiles.set_tile_size(size)
+    tg.set_num_threads(count)
+
+
+CHAINS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "exact": lambda x, y, s: tg.sqrt(tg.abs(x * y - s)) / (y * y + 1) + tg.maximum(x, y) * tg.minimum(x, s),
+    "by pointer": lambda x, y, s: tg.tanh(x * s + y) * tg.exp(-x * x) + tg.sin(y) * s,
+    "chosen": lambda x, y, s: tg.where(x > y, x * s, tg.where(x < s, y, 0)) + tg.where(tg.isnan(x), 1, x),
+    "booleans": lambda x, y, s: ((x > y) & ~(y >= s)) | tg.isnan(x * y),
+    "not all of it": lambda x, y, s: tg.special.erf(x * s) + y * y * s,
+}
+
+
+def operands(dtype: str, n: int) -> tuple[tg.Tensor, tg.Tensor, tg.Tensor]:
+    rng = np.random.default_rng(n)
+    x, y = (rng.normal(size=n) * 10.0 ** rng.integers(-3, 4, n) for _ in range(2))
+    for value in (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-42, 1e300):
+        with np.errstate(all="ignore"):
+            x[rng.integers(n)], y[rng.integers(n)] = np.asarray(value, dtype), np.asarray(-value, dtype)
+    return tg.asarray(x.astype(dtype)), tg.asarray(y.astype(dtype)), tg.asarray(np.array(0.3, dtype))
+
+
+def bits(x: np.ndarray) -> bytes:
+    return x.tobytes() if x.dtype == bool else np.where(np.isnan(x), np.nan, x).astype(x.dtype).tobytes()
+
+
+@pytest.mark.parametrize("n", [1, 7, 203, 5000])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_later_runs_have_the_bits_of_the_first(chain: str, dtype: str, n: int) -> None:
+    f = CHAINS[chain]
+    x, y, s = operands(dtype, n)
+    with np.errstate(all="ignore"):
+        first, *later = (bits(f(x, y, s).numpy()) for _ in range(4))
+    assert set(later) == {first}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_gradients_have_the_bits_of_the_first(dtype: str) -> None:
+    x, y, s = operands(dtype, 5000)
+
+    def gradients() -> list[bytes]:
+        with np.errstate(all="ignore"), tg.GradientTape() as tape:
+            tape.watch([x, y, s])
+            z = CHAINS["exact"](x, y, s) * CHAINS["by pointer"](x, y, s)
+            return [bits(g.numpy()) for g in tape.gradient(z, [x, y, s])]
+
+    first, *later = (gradients() for _ in range(4))
+    assert all(other == first for other in later)
+
+
+@pytest.mark.parametrize("mode", ["warn", "raise", "ignore"])
+def test_floating_point_errors_are_reported_every_time_alike(mode: str) -> None:
+    x = tg.asarray(np.where(np.arange(5000) == 4321, 0.0, np.linspace(1, 2, 5000)))
+    one = tg.asarray(np.array(1.0))
+
+    def reported() -> list[str]:
+        with np.errstate(all=mode), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                assert np.isinf((tg.log(x * one) / x - one).numpy()).sum() == 1
+            except FloatingPointError as e:
+                return [str(e)]
+        return [str(w.message) for w in caught]
+
+    first, *later = (reported() for _ in range(4))
+    assert all(other == first for other in later)
+    assert bool(first) == (mode != "ignore")
