@@ -53,13 +53,14 @@ def old_objects() -> None:
     """What earlier modules have left, and what was made while modules were imported, is no part of what is alive:
     constants are made anew, and the ledger forgets all else.  The collector need not look at it each time.
     """
+    from inside import forget_constants
+
     from tapegrad.core import buffer
-    from tapegrad.engine import executor
     from tapegrad.memory.ledger.ledger import LEDGER
     from tapegrad.memory.ledger.phase import STEPS
 
     STEPS.restart()
-    executor.CONSTANTS.clear()
+    forget_constants()
     gc.collect()
     gc.freeze()
     buffer.uncounted.clear()
@@ -120,8 +121,7 @@ def no_wrong_values() -> Iterator[None]:
             if "PYTEST_XDIST_WORKER" in os.environ:
                 os._exit(1)
             raise
-        if device._checks is not None:
-            device.checks.clear()
+        device.checks.clear()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import default_as
 from shim import happens, standin
 from shim.host import why_no_compiler
 
-from tapegrad.device import CPU, _default
 from tapegrad.device import cuda as cuda_module
 
 
@@ -73,17 +73,15 @@ def installed() -> Iterator[ModuleType]:
     """
     if why := why_no_compiler():
         pytest.fail(why) if os.environ.get("TAPEGRAD_REQUIRE_SHIM") == "1" else pytest.skip(why)
-    default = list(_default)
-    _default[:] = [CPU]
-    module = standin.install()
-    cuda_module.forget()
-    try:
-        yield module
-        happens.check()
-    finally:
-        standin.uninstall()
+    with default_as("cpu"):
+        module = standin.install()
         cuda_module.forget()
-        _default[:] = default
+        try:
+            yield module
+            happens.check()
+        finally:
+            standin.uninstall()
+            cuda_module.forget()
 
 
 LIBRARIES = "install the CUDA libraries beside CuPy: pip install 'cupy-cuda12x[ctk]'"

@@ -18,7 +18,7 @@ import scipy.sparse
 
 import tapegrad as tg
 from tapegrad import nn, optim
-from tapegrad.errors import DetachedError, DryRunError, TapeError
+from tapegrad.errors import DetachedError, DryRunError, TapeError, TapegradError
 
 WAYS: list[Callable[[Any], Any]] = [
     copy.copy, copy.deepcopy, *(lambda x, p=p: pickle.loads(pickle.dumps(x, p)) for p in (0, 2, 5)),
@@ -112,11 +112,18 @@ def test_training_goes_on_in_the_copy(way: Callable, make: Callable) -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
+def names_of(option: str) -> list[str]:
+    """What may be named there, as the error for another name says."""
+    with pytest.raises(TapegradError, match="a function or one of ") as caught:
+        nn.Dense(2, **{option: "no such name"})
+    return str(caught.value).partition(" one of ")[2].partition("; got ")[0].split(", ")
+
+
 LAYERS = [
     lambda: nn.Conv1D(2, 3), lambda: nn.Conv2D(2, 3), lambda: nn.Conv3D(2, 3), lambda: nn.Dropout(0.5),
     lambda: nn.Embedding(4, 2), lambda: nn.LayerNormalization(), lambda: nn.MultiHeadAttention(1, 2),
-    *(lambda a=a: nn.Dense(2, activation=a) for a in nn.functional.activations._ACTIVATIONS),
-    *(lambda i=i: nn.Dense(2, kernel_initializer=i) for i in nn.initializers._BY_NAME),
+    *(lambda a=a: nn.Dense(2, activation=a) for a in names_of("activation")),
+    *(lambda i=i: nn.Dense(2, kernel_initializer=i) for i in names_of("kernel_initializer")),
 ]  # fmt: skip
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 from checks import c64, no_garbage, same, var64
+from inside import weak
 
 import tapegrad as tg
 from tapegrad import errors
@@ -45,7 +45,7 @@ def test_nothing_is_shared_with_the_outside() -> None:
 
 def test_a_variable_made_from_a_slice_does_not_keep_the_rest() -> None:
     big = c64(np.ones((100, 100)))
-    kept = weakref.ref(big._buffer)
+    kept = weak(big)
     v, w = tg.Variable(big[3]), var64(np.zeros(100))
     w.assign(big[:, 4])
     del big

@@ -106,15 +106,15 @@ def workspace_bytes(device: Any) -> int:
     return next(nbytes for least, nbytes in WORKSPACES if major >= least)
 
 
-class _Mine(threading.local):
+class Mine(threading.local):
     """This thread's handles, by device."""
 
     def __init__(self) -> None:
         self.handles: dict[int, Handle] = {}
 
 
-mine = _Mine()
-_taken: list[tuple[int, int]] = []  # a device, and what making a handle took of it
+mine = Mine()
+taken: list[tuple[int, int]] = []  # a device, and what making a handle took of it
 
 
 def made(xp: Any, device: Any) -> Handle:
@@ -124,13 +124,13 @@ def made(xp: Any, device: Any) -> Handle:
     """
     free = xp.cuda.runtime.memGetInfo()[0]
     handle = mine.handles[device.id] = Handle(load(xp), xp, device)
-    _taken.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # other code may have taken some
+    taken.append((device.id, max(0, free - xp.cuda.runtime.memGetInfo()[0])))  # other code may have taken some
     return handle
 
 
 def outside_bytes(device: int) -> int:
     """Bytes that handles and their workspaces have taken from the driver: they are in no pool and no budget."""
-    return sum(nbytes for index, nbytes in list(_taken) if index == device)
+    return sum(nbytes for index, nbytes in list(taken) if index == device)
 
 
 def fresh_workspace(xp: Any, device: Any) -> Any:

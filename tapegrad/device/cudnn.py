@@ -47,13 +47,13 @@ FORWARD, IN_IMAGE, IN_KERNEL = "conv_fprop", "conv_dgrad", "conv_wgrad"
 """The kinds of convolution, by the names of the frontend's functions."""
 _OPERANDS = {FORWARD: ("image", "weight"), IN_IMAGE: ("loss", "filter"), IN_KERNEL: ("image", "loss")}
 _TYPES = {float32: "FLOAT", float16: "HALF", bfloat16: "BFLOAT16"}
-_REFUSED = (
+REFUSED = (
     "NONDETERMINISTIC", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD", "WINOGRAD_TILE_4x4",
     "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13",
 )  # fmt: skip
 """What an engine must not say of itself (``cudnn.numerical_note``)."""
 _LEAST = 90000  # the version of cuDNN
-_SPARE = 32 * 2**20
+SPARE = 32 * 2**20
 """Bytes of workspace that a plan may ask for, beside two copies of operands and result."""
 ALIGNMENT = 16
 """Bytes of which the addresses of operands and results are multiples."""
@@ -143,9 +143,9 @@ class CuDNN:
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        refused = _REFUSED if dtype != float32 or moves.tf32 else (*_REFUSED, "TENSOR_CORE")
+        refused = REFUSED if dtype != float32 or moves.tf32 else (*REFUSED, "TENSOR_CORE")
         graph.deselect_numeric_notes([getattr(cudnn.numerical_note, name) for name in refused])
-        graph.deselect_workspace_greater_than(_SPARE + 2 * dtype.itemsize * sum(map(prod, shapes)))
+        graph.deselect_workspace_greater_than(SPARE + 2 * dtype.itemsize * sum(map(prod, shapes)))
         graph.check_support()
         graph.build_plans(cudnn.build_plan_policy.HEURISTICS_CHOICE)
         return graph

@@ -56,7 +56,7 @@ def filled(addresses: Sequence[int], sizes: Sequence[int], most: int) -> tuple[A
     if not lengths.all():  # a tensor without elements has no block and no row of the table
         at, lengths = at[:, lengths > 0], lengths[lengths > 0]
     count, ends = len(lengths), np.cumsum(-(-lengths // CHUNK))
-    table = np.zeros((), _table(len(at), most))
+    table = np.zeros((), table_of(len(at), most))
     table["at"][:count], table["size"][:count], table["count"] = at.T, lengths, count
     table["first"][1:count] = ends[:-1]
     return table, int(ends[-1]) if count else 0
@@ -75,7 +75,7 @@ def scalars(numbers: Sequence[object], dtype: DType) -> list[object]:
 
 
 @cache
-def _table(arrays: int, most: int) -> DType:
+def table_of(arrays: int, most: int) -> DType:
     fields = [
         ("at", np.uint64, (most, arrays)),
         ("size", np.int64, most),

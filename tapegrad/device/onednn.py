@@ -38,7 +38,7 @@ _SCALE_AND_SHIFT = 6
 _UNIMPLEMENTED = 3
 _RUNTIMES = {1: "no threads", 2: "OpenMP"}
 """How the library may make threads: one of TBB's or SYCL's cannot be told to take none."""
-_SLOW = (b"ref", b"gemm", b"x64:gemm")
+SLOW = (b"ref", b"gemm", b"x64:gemm")
 """Implementations that are loops without SIMD, or make columns in memory."""
 _AXES = 12  # of ``dnnl_dims_t``
 
@@ -302,7 +302,7 @@ class OneDNN:
     def _refuse_slow(self, desc: _Owned) -> None:
         name = ctypes.c_char_p()
         self.library.dnnl_primitive_desc_query(desc.pointer, _IMPLEMENTATION, 0, ctypes.byref(name))
-        if (name.value or b"ref").startswith(_SLOW):
+        if (name.value or b"ref").startswith(SLOW):
             raise UnsupportedError
 
 

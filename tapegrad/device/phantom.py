@@ -34,7 +34,7 @@ class _Here(threading.local):
     """Where in the region the next phantom of this thread lies."""
 
 
-_here = _Here()
+here = _Here()
 
 
 class Phantom(np.ndarray):
@@ -59,7 +59,7 @@ class Phantom(np.ndarray):
 
 def begin() -> None:
     """A dry run begins: the region is free."""
-    _here.at = 0
+    here.at = 0
 
 
 def real(array: Any, node: object) -> Any:
@@ -84,7 +84,7 @@ def is_phantom(x: object) -> bool:
 
 
 @cache
-def _region() -> Any:
+def region() -> Any:
     """Read-only address space: as much as the system lends, up to 16 TiB; none of it is ever committed."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     size = _MOST
@@ -99,7 +99,7 @@ def _region() -> Any:
 
 @cache
 def _start() -> int:
-    return np.frombuffer(_region(), np.uint8, 1).ctypes.data % _GRAIN
+    return np.frombuffer(region(), np.uint8, 1).ctypes.data % _GRAIN
 
 
 def _lying(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None, address: int = 0) -> Phantom:
@@ -109,14 +109,14 @@ def _lying(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None
         reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n]
         below, above = sum(s for s in reach if s < 0), sum(s for s in reach if s > 0) + dtype.itemsize
     room = above - below + 3 * _GRAIN
-    if _here.at + room > len(_region()):
-        _here.at = 0
-    if room > len(_region()):
-        raise DryRunError(f"an array of {above - below} bytes is larger than the address space of {len(_region())}")
-    offset = _here.at - below
+    if here.at + room > len(region()):
+        here.at = 0
+    if room > len(region()):
+        raise DryRunError(f"an array of {above - below} bytes is larger than the address space of {len(region())}")
+    offset = here.at - below
     offset += (address - _start() - offset) % _GRAIN
-    _here.at += -(-room // _GRAIN) * _GRAIN
-    return np.ndarray.__new__(Phantom, shape, dtype, _region(), offset, strides)
+    here.at += -(-room // _GRAIN) * _GRAIN
+    return np.ndarray.__new__(Phantom, shape, dtype, region(), offset, strides)
 
 
 def empty(shape: tuple[int, ...], dtype: DType) -> Phantom:

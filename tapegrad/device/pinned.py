@@ -20,7 +20,7 @@ from tapegrad.errors import OffloadError, PageableWarning
 
 _STEPS = 8  # classes from one power of two to the next
 _LEAST = 512  # what CuPy rounds device memory to
-_CHUNK = 4 * 2**20  # pinned at once and cut into slabs: pinning takes as long for a page as for a megabyte
+CHUNK = 4 * 2**20  # pinned at once and cut into slabs: pinning takes as long for a page as for a megabyte
 
 
 def size_class(nbytes: int, least: int) -> int:
@@ -117,7 +117,7 @@ class Slabs:
         self._leaving = [slab for slab in self._leaving if slab.last is not None and not slab.last.done]
 
     def _grow(self, size: int) -> Slab:
-        count = max(1, _CHUNK // size)
+        count = max(1, CHUNK // size)
         if self.pinned_bytes + count * size > self.limit:
             self.trim()
         # Near the limit one slab is better than none.

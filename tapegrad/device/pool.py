@@ -16,7 +16,7 @@ from tapegrad.device.types import DType
 
 LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
 _ALIGN = 64  # a cache line, and the widest vector register
-_IDLE = 256 * 2**20  # idle bytes always allowed
+IDLE = 256 * 2**20  # idle bytes always allowed
 _PAGE = 4096
 
 
@@ -99,7 +99,7 @@ class HostPool:
         size = block[0].nbytes - _ALIGN
         with self._lock:
             self.lent_bytes -= size
-            room = max(_IDLE, self.peak_lent_bytes // 2)
+            room = max(IDLE, self.peak_lent_bytes // 2)
             if self.limit is not None:
                 room = min(room, self.limit - max(self.lent_bytes, self.live()))
             if self.idle_bytes + size <= room:

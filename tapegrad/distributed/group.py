@@ -50,7 +50,7 @@ class Group:
         """Sums under way (see ``collectives/under_way.py``)."""
         self.told_before: dict[Any, list[Any]] = {}
         """What the ranks told each other, for dry runs, in which they do not."""
-        self._home, self._timeout, self._check, self._parts = home, timeout, check, 0
+        self._home, self._check, self._parts = home, check, 0
 
     def __repr__(self) -> str:
         return f"<group {self.name}: rank {self.rank} of {self.size}, {self.engine.name}>"
@@ -63,12 +63,12 @@ class Group:
         entered = self.line.enter(kind, detail, nbytes)
         WATCHING.now.begun(entered)
         transfer = start()
-        wait(transfer, entered, self._home, self._timeout)
+        wait(transfer, entered, self._home, self.line.timeout)
         return transfer
 
     def wait(self, transfer: Transfer, entered: Entered) -> None:
         """Wait for a transfer that was started for ``entered``.  Raises DistributedError."""
-        wait(transfer, entered, self._home, self._timeout)
+        wait(transfer, entered, self._home, self.line.timeout)
 
     def sent(self, transfer: Transfer, held: object = None) -> None:
         """Keep what is sent to one rank, and ``held``, until it has gone; the one that sends does not wait."""
@@ -107,7 +107,7 @@ class Group:
         ranks = [self.ranks[r] for _, r in order]
         engine = self.engine.split(color, key)
         name = f"{self.name}/{self._parts}:{color}"
-        return Group(engine, self._home, ranks, self._timeout, self._check, self, name)
+        return Group(engine, self._home, ranks, self.line.timeout, self._check, self, name)
 
 
 _world: Group | None = None

@@ -86,7 +86,7 @@ class _Local(threading.local):
         """What that has read of others: it stays until the call's values have been made again."""
 
 
-_MOST_CALLS = 4096
+MOST_CALLS = 4096
 
 
 class Applied:
@@ -140,7 +140,7 @@ class Applied:
     def _site(self, number: int) -> _Site | None:
         """The outermost chosen call that a call is, or lies in."""
         if number not in self._sites:
-            if number - self._forgotten > _MOST_CALLS:
+            if number - self._forgotten > MOST_CALLS:
                 self._forget(number)
             call = self._frames.calls[number]
             self._sites[number] = None if call is None else self._site(call.parent) or self._chosen_as(call)

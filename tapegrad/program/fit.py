@@ -34,7 +34,7 @@ _CUTS = (0, 2, 4, 6, 8, 12, 16, 24)
 """In how many pieces the part before the peak is cut."""
 _ROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
 """Parts of the limit that simulations have; the rest is for polishing."""
-_MOST_STEPS = 100_000
+MOST_STEPS = 100_000
 """Steps simulated and polished in one search; some 15 us each."""
 _PATIENCE = 16
 """Attempts without a cheaper order after which a search ends."""
@@ -173,7 +173,7 @@ class Planner:
             return []
         found: dict[Attempt, Account | None] = {}
         best: list[tuple[float, int, Attempt, Account]] = []
-        left, since = _MOST_STEPS, 0
+        left, since = MOST_STEPS, 0
         for x in self._attempts(found) if only is None else only:
             account, steps = self._attempted(limit, x)
             found[x] = account

@@ -26,7 +26,7 @@ from tapegrad.program.program import Kind, Program, Slot, Step, View, pruned, re
 _XP = CPU.xp
 _UNPLANNED = 2**20
 """Bytes of values in all: smaller arenas are not compared, but for a budget's."""
-_FREE = 2**22
+FREE = 2**22
 """Bytes that an arena may grow to so that nothing is made twice, but for a budget's: what a core's caches hold."""
 
 
@@ -42,7 +42,7 @@ def lowered(program: Program, alignment: int, outside: Callable[[Program], Colle
     if not fitted and sum(slot.nbytes for slot in lowering.made) < _UNPLANNED:
         return _without_repeats(apart, inf, alignment, ())
     most = arena.plan(program, alignment).nbytes
-    most = most if fitted else max(most, _FREE)
+    most = most if fitted else max(most, FREE)
     for room in (inf, most, 0):
         candidate = _without_repeats(pruned(apart), room, alignment, outside(apart))
         if arena.plan(candidate, alignment, outside(candidate), most).nbytes <= most:

@@ -75,7 +75,7 @@ class Outside:
         )
         try:
             calls = step.calls(reads, writes, temporaries)
-            if all(map(_is_open, calls)):
+            if all(map(is_open, calls)):
                 return calls
         except DryRunError:  # it looks into the arrays when the calls are made
             pass
@@ -92,30 +92,30 @@ def _do(calls: Callable[..., list[Call]], reads: list[Array], writes: list[Array
         f(*args)
 
 
-def _is_open(call: Call) -> bool:
+def is_open(call: Call) -> bool:
     """Whether all phantoms of a call are where code can put arrays in their place: arguments, or items of these."""
     f: Any
     f, args = call
     if isinstance(f, partial):
         f, args = f.func, (*args, *f.args, *f.keywords.values())
-    return _is_free(f) and all(
-        type(x) is Phantom or all(type(y) is Phantom or _is_free(y) for y in (x if type(x) in (list, tuple) else (x,)))
+    return is_free(f) and all(
+        type(x) is Phantom or all(type(y) is Phantom or is_free(y) for y in (x if type(x) in (list, tuple) else (x,)))
         for x in args
     )
 
 
-def _is_free(x: Any) -> bool:
+def is_free(x: Any) -> bool:
     """Whether no phantom is inside."""
     if isinstance(x, CPU.xp.ndarray):
         return type(x) is not Phantom
     if isinstance(x, (list, tuple)):
-        return all(map(_is_free, x))
+        return all(map(is_free, x))
     if isinstance(x, dict):
-        return all(map(_is_free, x.values()))
+        return all(map(is_free, x.values()))
     if isinstance(x, partial):
-        return all(map(_is_free, (x.func, x.args, x.keywords)))
+        return all(map(is_free, (x.func, x.args, x.keywords)))
     if isinstance(x, FunctionType):
-        return all(map(_is_free, (*(cell.cell_contents for cell in x.__closure__ or ()), *(x.__defaults__ or ()))))
+        return all(map(is_free, (*(cell.cell_contents for cell in x.__closure__ or ()), *(x.__defaults__ or ()))))
     if isinstance(x, (MethodType, BuiltinMethodType)):
-        return _is_free(x.__self__)
+        return is_free(x.__self__)
     return isinstance(x, _FREE) or not hasattr(x, "__dict__")

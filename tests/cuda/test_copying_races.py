@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from shim import standin
+from inside import array_of
+from shim import standin, waits
 from shim.happens import races, taken
 
 import tapegrad as tg
@@ -20,6 +20,7 @@ from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.device import copying, pinned
+from tapegrad.device import cuda as cuda_module
 from tapegrad.memory.offload import tiers
 from tapegrad.tensor import from_array
 
@@ -36,7 +37,7 @@ SIZES = (100, 128, 1000, 1024)
 @pytest.fixture
 def few_slabs(monkeypatch):
     """A slab is pinned only when there is none to lend again."""
-    monkeypatch.setattr(pinned, "_CHUNK", 1)
+    monkeypatch.setattr(pinned, "CHUNK", 1)
 
 
 def play(tier: Any, device: Any, cupy: ModuleType, choose: Callable[[int], int], steps: int) -> None:
@@ -122,40 +123,49 @@ def test_no_race_beside_a_disk(cuda, cupy, tmp_path):
     assert races() == []
 
 
-BROKEN = {
-    "put does not wait for the last writer": "self._out.stream.wait_event(self._mark(self._cuda.get_current_stream()))",
-    "put does not wait for the slab": "self._out.stream.wait_event(slab.last)",
-    "put does not keep the array": "self._out.kept.append((written, x))",
-    "prefetch does not wait for who had the memory": "into.wait_event(self._mark(self._cuda.get_current_stream()))",
-    "prefetch does not wait until the slab is filled": "into.wait_event(slot._written)",
-    "get does not wait for the copy": "self._copier._wait(done)",
-    "drop does not keep what was prefetched": "self._copier._in.kept.append((coming[1], coming[0]))",
-    "kernels do not wait for what is reclaimed": "stream.wait_event(event)",
-    "the end does not wait for copies": "lane.stream.synchronize()",
-}
+def test_each_wait_is_needed(cuda, cupy, few_slabs):
+    """Without any one of them the checker finds a race in the program that has none."""
+
+    def program() -> None:
+        play(tiers.Host(cuda), cuda, cupy, random.Random(1).randrange, 500)
+
+    with waits.of(copying) as lines:
+        program()
+    assert taken() == [] and len(lines) > 5
+    for line in lines:
+        with waits.of(copying, lambda other, line=line: other == line):
+            program()
+        assert taken(), f"the wait of line {line} is not needed"
 
 
-@pytest.mark.parametrize("fault", BROKEN)
-def test_each_wait_is_needed(cuda, cupy, few_slabs, fault, monkeypatch):
-    """Without it the checker finds a race in the program that has none."""
-    source, line = Path(copying.__file__).read_text(encoding="utf-8"), BROKEN[fault]
-    assert source.count(f" {line}\n") == 1, "the test breaks a line that is there"
-    broken = ModuleType("broken")
-    exec(compile(source.replace(line, "pass"), copying.__file__, "exec"), vars(broken))
-    monkeypatch.setattr(tiers, "Copier", broken.Copier)
-    play(tiers.Host(cuda), cuda, cupy, random.Random(1).randrange, 500)
-    assert taken()
+def test_memory_of_copies_under_way_is_lent_to_nobody(cuda, few_slabs):
+    """That of an array which was let go of, and that of one which was on its way back, and is not wanted any more."""
+    tier = tiers.Host(cuda)
+    used = lambda: cuda.usage()[0]
+    before, x = used(), cuda.array(np.ones(1000, "float32"))
+    there = used() - before
+    standin.configure(stream_done=False)
+    slot = tier.put(filled(x, cuda))
+    del x
+    assert used() - before == there
+    standin.configure(stream_done=True)
+    tier.reclaim()
+    assert used() == before
+    standin.configure(stream_done=False)
+    slot.prefetch()
+    slot.drop()
+    assert used() - before == there
+    standin.configure(stream_done=True)
+    tier.reclaim()
+    assert used() == before
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_the_engine_beside_offloading(cuda, cupy, few_slabs, ordered, monkeypatch):
-    """Fused kernels, products and gradients on changing streams; where streams do not wait, the checker says so."""
+def engine_beside_offloading(cuda: Any, cupy: ModuleType) -> None:
+    """Fused kernels, products and gradients on changing streams."""
     draw = random.Random(0)
     tier = tiers.Host(cuda)
     streams = [cupy.cuda.Stream.null, *(cupy.cuda.Stream(non_blocking=True) for _ in range(2))]
     values = [tg.asarray(np.ones((40, 40), "float32"), device=cuda) for _ in range(4)]
-    if not ordered:
-        monkeypatch.setattr(type(cuda), "_order", lambda self, stream: None)
     standin.events.clear()
     standin.configure(stream_done=False)
     for step in range(120):
@@ -171,8 +181,15 @@ def test_the_engine_beside_offloading(cuda, cupy, few_slabs, ordered, monkeypatc
                 y = tg.sum(tg.sin(a * b) * a)
             values.append(tape.gradient(y, a))
         else:
-            slot = tier.put(filled(a._array, cuda))
+            slot = tier.put(filled(array_of(a), cuda))
             values.append(from_array(slot.get(), cuda))
         del a, b, values[: max(0, len(values) - 6)]
     cupy.cuda.Stream.null.use()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_engine_beside_offloading(cuda, cupy, few_slabs, ordered):
+    """Where streams do not wait for each other, the checker says so."""
+    with waits.of(cuda_module, lambda line: not ordered):
+        engine_beside_offloading(cuda, cupy)
     assert (taken() == []) == ordered

@@ -99,7 +99,7 @@ def test_the_names_of_the_stand_in_are_there(real: Any) -> None:
             assert hasattr(getattr(real, group), name), (group, name)
     for name in (n for n in vars(libcudnn.pygraph) if not n.startswith("_") and n not in ("roles", "nbytes")):
         assert callable(getattr(real.pygraph, name)), name
-    assert {f"NOT {n}" for n in binding._REFUSED if not hasattr(real.numerical_note, n)} == set()
+    assert {f"NOT {n}" for n in binding.REFUSED if not hasattr(real.numerical_note, n)} == set()
     assert not issubclass(real.cudnnGraphNotSupportedError, RuntimeError)
     assert not issubclass(libcudnn.cudnnGraphNotSupportedError, RuntimeError)
 
@@ -144,7 +144,7 @@ def for_h100(real: Any) -> Any:
 def test_it_has_plans_for_an_h100(for_h100: Any, kind: str, case: str, dtype: np.dtype) -> None:
     one, other = (for_h100.graph(*asked(kind, case, dtype)) for _ in range(2))
     elements = sum(int(np.prod(shape)) for shape in asked(kind, case, dtype)[1:4])
-    assert 0 <= one.get_workspace_size() <= binding._SPARE + 2 * dtype.itemsize * elements
+    assert 0 <= one.get_workspace_size() <= binding.SPARE + 2 * dtype.itemsize * elements
     assert one.get_workspace_size() == other.get_workspace_size()
 
 

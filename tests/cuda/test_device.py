@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cuda_cases import FAULTS, broken, same_bits
+from inside import array_of, default_as
 from shim import standin
 from waiting import never_waits
 
 import tapegrad as tg
 from tapegrad import memory
-from tapegrad.device import CPU, _default, asdevice, current_device, default_device
+from tapegrad.device import CPU, asdevice, current_device, default_device
 from tapegrad.errors import DeviceError
 from tapegrad.tensor import from_array, materialize
 
@@ -31,8 +32,8 @@ def test_what_is_missing_is_said_and_the_cpu_serves(fault, cupy, monkeypatch):
     monkeypatch.delenv("TAPEGRAD_DEVICE", raising=False)
     why, fix = FAULTS[fault]
     assert default_device() is CPU
-    _default.clear()
-    assert tg.asarray([1.0]).device is current_device() is CPU
+    with default_as(None):
+        assert tg.asarray([1.0]).device is current_device() is CPU
     with pytest.raises(DeviceError) as caught:
         tg.device("cuda").__enter__()
     assert str(caught.value).startswith(f"device 'cuda:0' is not available: {why}"), caught.value
@@ -48,8 +49,8 @@ def test_the_default_device(cupy, monkeypatch):
     for name in ("cpu", "cuda:1"):
         monkeypatch.setenv("TAPEGRAD_DEVICE", name)
         assert default_device().name == name
-    _default.clear()
-    assert tg.zeros(3).device.name == "cuda:1" and tg.asarray(X).device.name == "cuda:1"
+    with default_as(None):
+        assert tg.zeros(3).device.name == "cuda:1" and tg.asarray(X).device.name == "cuda:1"
     tg.set_default_device("cpu")
     assert tg.zeros(3).device is CPU
     monkeypatch.setenv("TAPEGRAD_DEVICE", "gpu")
@@ -65,17 +66,17 @@ def test_a_second_device(cuda):
     with tg.device("cuda:1") as second:
         x = tg.asarray(X)
         w = tg.Variable(X * 2)
-    assert x.device is second and x._array.device.id == 1 and w.device is second
+    assert x.device is second and array_of(x).device.id == 1 and w.device is second
     with tg.GradientTape() as tape:
         tape.watch(x)
         y = tg.sum(tg.tanh(x * w) + tg.matmul(x, x.T)[:, :1])
     standin.events.clear()
     g = tape.gradient(y, [x, w])
-    assert all(t.device is second and t._array.device.id == 1 for t in (y, *g))
+    assert all(t.device is second and array_of(t).device.id == 1 for t in (y, *g))
     assert {e.device for e in standin.events if e.kind == "launch"} == {1}
     assert standin.state.thread.device == 0, "CuPy's current device is as it was"
     same_bits(x.to_device(cuda).to_device("cpu"), X)
-    assert x.to_device(cuda)._array.device.id == 0
+    assert array_of(x.to_device(cuda)).device.id == 0
 
 
 def test_operands_on_different_devices(cuda):
@@ -95,7 +96,7 @@ def test_moving_is_differentiable(cuda):
         y = x.to_device("cuda")
         z = tg.sum((y * y).to_device("cuda:1") * 3)
     assert (y.device, z.device.name) == (cuda, "cuda:1")
-    assert y.to_device(cuda)._array.data.ptr == y._array.data.ptr
+    assert array_of(y.to_device(cuda)).data.ptr == array_of(y).data.ptr
     g = tape.gradient(z, x)
     assert g.device is CPU
     same_bits(g, 6 * X)
@@ -107,7 +108,7 @@ def test_arrays_of_the_library(cuda, cupy):
     assert copied.device is shared.device is cuda
     a[0, 0] = 50
     assert copied.numpy()[0, 0] == 1 and shared.numpy()[0, 0] == 50
-    assert shared._array.data.ptr == a.data.ptr != copied._array.data.ptr
+    assert array_of(shared).data.ptr == a.data.ptr != array_of(copied).data.ptr
     assert tg.asarray(a.T).shape == (3, 2) and tg.asarray(a, dtype="float64").dtype == np.float64
     with cupy.cuda.Device(1):
         b = cupy.asarray(X)
@@ -129,14 +130,14 @@ def test_protocols(cuda, cupy):
         assert hasattr(t, name) and not hasattr(host, name)
     assert t.__cuda_array_interface__["shape"] == (2, 3) and t.__dlpack_device__() == (2, 0)
     for found in (cupy.from_dlpack(t), cupy.asarray(t)):
-        assert found.data.ptr == t._array.data.ptr
+        assert found.data.ptr == array_of(t).data.ptr
         same_bits(found.get(), X)
     lazy = t * 2
     same_bits(cupy.asarray(lazy).get(), 2 * X)
     same_bits(np.asarray(t), X)
     with pytest.raises(ValueError, match="without a copy"):
         np.asarray(t, copy=False)
-    same_bits(tg.asarray(SimpleNamespace(__dlpack__=t._array.__dlpack__, __dlpack_device__=lambda: (2, 0))), X)
+    same_bits(tg.asarray(SimpleNamespace(__dlpack__=array_of(t).__dlpack__, __dlpack_device__=lambda: (2, 0))), X)
 
 
 def test_arrays_in_other_hands_hold_the_value(cuda, cupy):

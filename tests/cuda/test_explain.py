@@ -7,47 +7,35 @@ from typing import Any
 
 import pytest
 from explain_programs import explained, grown, indented, leaves_of
+from inside import aval_of
+from shim import standin
 
 import tapegrad as tg
 from tapegrad.core.state import thread
-from tapegrad.engine.cuda.launch import Launch
 from tapegrad.engine.evaluate import waiting
 
 pytestmark = pytest.mark.sampled(1 / 2)
 
 
-@pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts of the kernels that are launched."""
-    run, texts = Launch.run, list[str]()
-
-    def noting(work: Launch, outputs: list[Any], temporaries: list[Any]) -> list[Any]:
-        results = run(work, outputs, temporaries)
-        texts.extend([] if work._ready.empty else [work._ready.kernel.text])
-        return results
-
-    monkeypatch.setattr(Launch, "run", noting)
-    return texts
-
-
 @pytest.mark.parametrize("seed", range(12))
-def test_regions(seed: int, cuda: Any, texts: list[str]) -> None:
+def test_regions(seed: int, cuda: Any) -> None:
     random = Random(seed)
     y, held = grown(random, leaves_of(random, lambda x: tg.asarray(x, device=cuda), (5, 12)))
-    texts.clear()  # what is read by broadcasting has been stored
+    standin.launches.clear()  # what is read by broadcasting has been stored
     told = explained(y)
-    assert not texts
+    assert not standin.launches
     y.numpy()
-    assert len(texts) == 1 and told.endswith(indented(texts[0])), told
+    [launch] = standin.launches
+    assert told.endswith(indented(launch.code)), told
     del held
 
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("axis", [0, 1, None])
-def test_reductions_and_what_is_computed_from_them(axis: int | None, seed: int, cuda: Any, texts: list[str]) -> None:
+def test_reductions_and_what_is_computed_from_them(axis: int | None, seed: int, cuda: Any) -> None:
     random = Random(seed)
     y, held = grown(random, leaves_of(random, lambda x: tg.asarray(x, device=cuda), (6, 12)))
-    texts.clear()
+    standin.launches.clear()
     kept, told = [], ""
 
     def computed() -> tg.Tensor:
@@ -61,24 +49,25 @@ def test_reductions_and_what_is_computed_from_them(axis: int | None, seed: int, 
         del total, most
         thread.deferring.clear()  # as `waiting` does: the list refers to the reductions
         told = explained(z)
-        assert not texts
+        assert not standin.launches
         return z
 
-    waiting(y._buffer.node.aval, computed)
-    assert len(texts) == 1 and told.endswith(indented(texts[0])), told
+    waiting(aval_of(y), computed)
+    [launch] = standin.launches
+    assert told.endswith(indented(launch.code)), told
     assert told.count("kept on the way") == (seed % 3 == 0) + (seed % 2 == 0)
     del held
 
 
-def test_nothing_is_launched_for_nothing(cuda: Any, texts: list[str]) -> None:
+def test_nothing_is_launched_for_nothing(cuda: Any) -> None:
     y = tg.ones((0, 3), device=cuda) * 2
     told = explained(y)
     y.numpy()
-    assert not texts and told.startswith("kernel 1: 1 nodes over (0, 3)") and "tg_fused" not in told
+    assert not standin.launches and told.startswith("kernel 1: 1 nodes over (0, 3)") and "tg_fused" not in told
 
 
-def test_the_text_of_another_device_is_that_which_it_would_run(cuda: Any, texts: list[str]) -> None:
+def test_the_text_of_another_device_is_that_which_it_would_run(cuda: Any) -> None:
     make = lambda device: tg.sin(tg.reshape(tg.arange(40000.0, device=device), (200, 200))) * 2
     told = explained(make("cpu"), device="cuda")
     make(cuda).numpy()
-    assert told.endswith(indented(texts[-1]))
+    assert told.endswith(indented(standin.launches[-1].code))

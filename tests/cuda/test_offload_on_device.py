@@ -30,8 +30,8 @@ def array(*shape: int, seed: int = 0) -> np.ndarray:
 @pytest.fixture(autouse=True)
 def no_default_tiers(monkeypatch):
     """A tier belongs to the stand-in of one test."""
-    monkeypatch.setattr(offload, "_tiers", {})
-    monkeypatch.setattr(pinned, "_CHUNK", 1)
+    monkeypatch.setattr(offload, "default_tiers", {})
+    monkeypatch.setattr(pinned, "CHUNK", 1)
 
 
 class Model:

@@ -22,8 +22,8 @@ X = np.arange(64.0, dtype="float32").reshape(8, 8)
 
 @pytest.fixture(autouse=True)
 def no_handle_yet(cuda, monkeypatch):
-    monkeypatch.setattr(cublas, "mine", cublas._Mine())
-    monkeypatch.setattr(cublas, "_taken", [])
+    monkeypatch.setattr(cublas, "mine", cublas.Mine())
+    monkeypatch.setattr(cublas, "taken", [])
     monkeypatch.setattr(cublas, "WORKSPACES", ((0, 0),))  # what a handle takes by itself is enough here
     gc.collect()
 

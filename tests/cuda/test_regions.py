@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 from cuda_cases import DTYPES, VIEWS, arithmetic, numbers, same_bits
+from inside import buffer_of, is_lazy
 from shim import standin
 from shim.host import KernelFault
 
@@ -32,7 +33,7 @@ SPREAD = [
                                              if dtype in DTYPES[:2] or name in TELLING])  # fmt: skip
 def test_any_layout(name, dtype, cuda, on):
     found = [arithmetic(on(d, numbers((12, 16), dtype), VIEWS[name])) for d in (cuda, CPU)]
-    assert found[0]._buffer.array is None and found[0].device is cuda
+    assert is_lazy(found[0]) and found[0].device is cuda
     same_bits(*found)
     assert len(standin.launches) == (name != "empty")
 
@@ -69,7 +70,7 @@ def test_several_outputs_are_one_launch(cuda, on):
         x = on(d, base)
         shared = x * 3
         ys = shared + 1, shared * x, shared > x, tg.sum(x, axis=0), shared
-        fill([y._buffer for y in ys])
+        fill([buffer_of(y) for y in ys])
         if d is cuda:
             assert len(standin.launches) == 2  # the sum ran when it was recorded
             got = ys
@@ -80,7 +81,7 @@ def test_several_outputs_are_one_launch(cuda, on):
 def test_numbers_that_are_drawn_count_as_one_node_that_reads_nothing(cuda):
     with tg.device(cuda):
         h = tg.random.uniform((40,))
-        assert [t._buffer.span[:2] for t in (h, tg.tanh(h))] == [(1, 0), (2, 0)]
+        assert [buffer_of(t).span[:2] for t in (h, tg.tanh(h))] == [(1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("n", [40, 4099])
@@ -106,8 +107,8 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
     wanted, first = make(CPU), make(cuda)
     materialize(*first)
     narrow = standin.compiles
-    monkeypatch.setattr(layout, "_WIDE_INDEX", 1)
-    monkeypatch.setattr(launch, "_ready", {})  # what has been prepared keeps its index
+    monkeypatch.setattr(layout, "WIDE_INDEX", 1)
+    monkeypatch.setattr(launch, "prepared", {})  # what has been prepared keeps its index
     for got, one in zip(make(cuda), wanted):
         same_bits(got, one)
     assert standin.compiles > narrow
@@ -117,7 +118,7 @@ def test_index_of_64_bits(shape, cuda, on, monkeypatch):
 
 
 def test_the_wide_index_starts_where_an_int_ends():
-    assert layout._WIDE_INDEX + 16384 * 256 * 16 < 2**31
+    assert layout.WIDE_INDEX + 16384 * 256 * 16 < 2**31
     x = np.broadcast_to(np.float32(1), (2**15, 2**15))
     assert layout.loop_of(x.shape, None, [x], [])[0].wide
     far = np.lib.stride_tricks.as_strided(np.zeros(1, "f4"), (2, 2), (4 * 2**30, 4), writeable=False)
@@ -216,11 +217,11 @@ def test_an_access_out_of_bounds_is_found(planted, cuda, on):
 
 
 def test_kernels_made_ready_are_forgotten_when_there_are_too_many(cuda, on, monkeypatch):
-    monkeypatch.setattr(launch, "_MOST", 3)
-    monkeypatch.setattr(launch, "_ready", {})
+    monkeypatch.setattr(launch, "MOST", 3)
+    monkeypatch.setattr(launch, "prepared", {})
     for n in range(40, 50):
         same_bits(arithmetic(on(cuda, numbers((n,), "float32"))), arithmetic(on(CPU, numbers((n,), "float32"))))
-        assert 1 <= len(launch._ready) <= 3
+        assert 1 <= len(launch.prepared) <= 3
 
 
 def test_a_kernel_that_is_kept_reads_where_its_draws_are_from_memory(cuda, on):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from inside import array_of
 
 import tapegrad as tg
 from tapegrad.device import CPU
@@ -17,11 +18,11 @@ def test_there_and_back(cuda, cupy):
     t = tg.asarray(X, device=cuda)
     assert t.__dlpack_device__() == (2, 0)
     shared, copied = cupy.from_dlpack(t), tg.from_dlpack(t)
-    assert shared.data.ptr == t._array.data.ptr and copied is t
+    assert shared.data.ptr == array_of(t).data.ptr and copied is t
     back = tg.from_dlpack(shared)
-    assert back.device is cuda and back._array.data.ptr == shared.data.ptr
+    assert back.device is cuda and array_of(back).data.ptr == shared.data.ptr
     own = tg.from_dlpack(shared, copy=True)
-    assert own._array.data.ptr != shared.data.ptr
+    assert array_of(own).data.ptr != shared.data.ptr
     for found in (back, own, tg.from_dlpack(t * 2) / 2, tg.from_dlpack(cupy.asarray(X).T).T):
         np.testing.assert_array_equal(found.numpy(), X)
 
@@ -52,7 +53,7 @@ def test_to_the_host_only_as_a_copy(cuda, cupy):
 
 def test_asarray_without_a_copy(cuda, cupy):
     a = cupy.asarray(X)
-    assert tg.asarray(a, copy=False)._array.data.ptr == a.data.ptr
+    assert array_of(tg.asarray(a, copy=False)).data.ptr == a.data.ptr
     for call in (
         lambda: tg.asarray(X, device=cuda, copy=False),
         lambda: tg.asarray(a, device="cpu", copy=False),

@@ -6,14 +6,15 @@ The happens-before checker looks at every test in this folder when it ends; here
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_cases import same_bits
-from shim import standin
+from inside import array_of
+from shim import standin, waits
 from shim.happens import taken
 from shim.streams import changing
 
@@ -26,15 +27,6 @@ from tapegrad.tensor import materialize
 pytestmark = pytest.mark.sampled(1 / 2)
 
 X = np.arange(1.0, 7.0, dtype="float32").reshape(2, 3)
-
-
-def broken(module: ModuleType, line: str) -> Any:
-    """The module without one line of its source."""
-    source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    assert source.count(f" {line}\n") == 1, "the test breaks a line that is there"
-    found = ModuleType(module.__name__)
-    exec(compile(source.replace(f" {line}\n", " pass\n"), str(module.__file__), "exec"), vars(found))
-    return found
 
 
 def there_and_back(steps: int = 150) -> None:
@@ -71,25 +63,25 @@ def test_copies_between_devices(cuda, cupy):
     assert {e.device for e in standin.events if e.kind == "d2d"} == {0, 1}
 
 
-WAITS = {
-    "the target does not wait for who wrote it": "stream.wait_event(before)",
-    "the source lends the memory while it is copied": "self._stream_of().wait_event(after)",
-}
+def test_each_wait_between_devices_is_needed(cuda, cupy):
+    def program() -> None:
+        with changing(cupy):
+            there_and_back()
+
+    with waits.of(cuda_module) as lines:
+        program()
+    assert taken() == [] and len(lines) > 2
+    for line in lines:
+        with waits.of(cuda_module, lambda other, line=line: other == line):
+            program()
+        assert taken(), f"the wait of line {line} is not needed"
 
 
-@pytest.mark.parametrize("fault", WAITS)
-def test_each_wait_between_devices_is_needed(cuda, cupy, fault, monkeypatch):
-    found = broken(cuda_module, WAITS[fault])
-    found.get = cuda_module.get
-    monkeypatch.setattr(cuda_module.CudaDevice, "_from_another", found.CudaDevice._from_another)
-    with changing(cupy):
-        there_and_back()
-    assert taken()
-
-
-def test_the_librarys_own_copy_waits_for_nobody(cuda, cupy, monkeypatch):
-    monkeypatch.setattr(cuda_module.CudaDevice, "_from_another", lambda self, x: self.xp.array(x, order="C"))
-    there_and_back()
+def test_the_librarys_own_copy_waits_for_nobody(cuda, cupy):
+    """So that of the engine is its own."""
+    x = cupy.ones((8, 6), "float32")
+    with cupy.cuda.Device(1):
+        cupy.array(x)
     assert taken()
 
 
@@ -110,12 +102,10 @@ def train() -> Any:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_training_on_changing_streams(cuda, cupy, ordered, monkeypatch):
+def test_training_on_changing_streams(cuda, cupy, ordered):
     with tg.device(cuda):
         wanted = train()
-        if not ordered:
-            monkeypatch.setattr(type(cuda), "_order", lambda self, stream: None)
-        with changing(cupy):
+        with changing(cupy), waits.of(cuda_module, lambda line: not ordered):
             same_bits(train(), wanted)
     assert (taken() == []) == ordered
 
@@ -125,8 +115,8 @@ class Lender:
 
     def __init__(self, cupy: Any, stream: Any, version: int, dlpack: bool) -> None:
         with stream:
-            self._array = cupy.asarray(X) * 2
-        self.dtype = self._array.dtype
+            self.array = cupy.asarray(X) * 2
+        self.dtype = self.array.dtype
         self._stream, self._version, self._cupy = stream, version, cupy
         self.asked: list[Any] = []
         if dlpack:
@@ -136,12 +126,12 @@ class Lender:
     def _export(self, *, stream: Any = None, **options: Any) -> Any:
         self.asked.append(stream)
         with self._stream:
-            return self._array.__dlpack__(stream=stream, **options)
+            return self.array.__dlpack__(stream=stream, **options)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         with self._stream:
-            face = self._array.__cuda_array_interface__ | {"version": self._version}
+            face = self.array.__cuda_array_interface__ | {"version": self._version}
         if self._version < 3:
             del face["stream"]
         return face
@@ -163,7 +153,7 @@ def test_arrays_of_other_libraries_are_waited_for(cuda, cupy, way, copy):
         x = tg.asarray(lender, copy=None if copy else False)
         assert sum("synchronize" in e.kind for e in standin.events) == before, "the host waits for nobody"
         assert lender.asked == ([ours.ptr] if dlpack else [])
-        assert (x._array.data.ptr == lender._array.data.ptr) != copy
+        assert (array_of(x).data.ptr == lender.array.data.ptr) != copy
         del lender
         with theirs:
             again = [cupy.ones((2, 3), "float32") for _ in range(3)]  # take the memory, if it was given back
@@ -171,30 +161,27 @@ def test_arrays_of_other_libraries_are_waited_for(cuda, cupy, way, copy):
         del again
 
 
-PLANTED = {
-    "version 3": (foreign, "xp.cuda.get_current_stream().wait_event(event)"),
-    "version 2": (foreign, "xp.cuda.get_current_stream().wait_event(event)"),
-}
-
-
-@pytest.mark.parametrize("way", PLANTED)
-def test_without_the_wait_there_is_a_race(cuda, cupy, way, monkeypatch):
-    monkeypatch.setattr(foreign, "_by_interface", broken(*PLANTED[way])._by_interface)
-    test_arrays_of_other_libraries_are_waited_for(cuda, cupy, way, True)
+@pytest.mark.parametrize("way", ["version 3", "version 2"])
+def test_without_the_wait_there_is_a_race(cuda, cupy, way):
+    with waits.of(foreign, lambda line: True):
+        test_arrays_of_other_libraries_are_waited_for(cuda, cupy, way, True)
     assert taken()
 
 
-def test_a_copied_array_is_held_until_the_copy_is_done(cuda, cupy, monkeypatch):
-    monkeypatch.setattr(cuda_module.CudaDevice, "_keep", lambda self, theirs: None)
-    test_arrays_of_other_libraries_are_waited_for(cuda, cupy, "version 3", True)
-    assert taken()
+def test_a_copied_array_is_held_until_the_copy_is_done_and_no_longer(cuda, cupy):
+    lent = list[weakref.ref]()
 
-
-def test_what_is_held_is_let_go_of(cuda, cupy):
-    for _ in range(5):
-        lender = Lender(cupy, cupy.cuda.Stream(non_blocking=True), 3, True)
+    def alive() -> int:
+        lender = Lender(cupy, cupy.cuda.Stream(non_blocking=True), 3, False)
+        lent.append(weakref.ref(lender.array))
         tg.asarray(lender)
-    assert len(cuda._lent) <= 2, "the stand-in says that work is done"
+        del lender
+        return sum(array() is not None for array in lent)
+
+    standin.configure(stream_done=False)
+    assert [alive() for _ in range(3)] == [1, 2, 3]
+    standin.configure(stream_done=True)
+    assert max(alive() for _ in range(5)) <= 2
 
 
 class Recorded:

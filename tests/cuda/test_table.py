@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_cases import same_bits
+from inside import buffer_of
 from shim.streams import changing
 from test_primitives import call, good_samples, operand
 
@@ -177,7 +178,7 @@ def pulled(prim: Primitive, sample: Sample, xs: list[Tensor], ct: np.ndarray, de
     with tg.device(device), tg.GradientTape() as tape:
         sources = list(xs)
         for i in where:
-            sources[i] = xs[i] if device is CPU else Tensor(xs[i]._buffer)
+            sources[i] = xs[i] if device is CPU else Tensor(buffer_of(xs[i]))
         tape.watch([sources[i] for i in where])
         y = apply(prim, sources, sample.params)
     assert y.shape == ct.shape
@@ -272,7 +273,7 @@ def sums(values: Any) -> list[list[Tensor]]:
 
         def along(axis: int = axis) -> list[Tensor]:
             sums = [tg.sum(y, axis=axis) for y in values]
-            fill(t._buffer for t in sums)
+            fill(buffer_of(t) for t in sums)
             return sums
 
         found[axis] = during(along, deferring=[])

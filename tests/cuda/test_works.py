@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import array_of, aval_of
 from shim.standin import pool
 
 import tapegrad as tg
@@ -56,8 +57,8 @@ def test_a_product_is_lent_what_it_copies_into_and_takes_nothing_else(
 ) -> None:
     x, y = views(kind, cuda)
     wanted = np.matmul(x.numpy(), y.numpy())
-    arrays = [t._array for t in (x, y)]
-    work = Application(matmul_p, arrays, {}, matmul_p.infer(x._buffer.node.aval, y._buffer.node.aval))
+    arrays = [array_of(t) for t in (x, y)]
+    work = Application(matmul_p, arrays, {}, matmul_p.infer(aval_of(x), aval_of(y)))
     assert work.temporaries and work.scratch_bytes == sum(4 * prod(shape) for shape, _ in work.temporaries)
     outputs, temporaries = ([cuda.empty(*lies) for lies in each] for each in (work.writes, work.temporaries))
     with monkeypatch.context() as inside:

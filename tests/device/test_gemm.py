@@ -157,7 +157,7 @@ def notes() -> Iterator[None]:
 @pytest.fixture
 def xp(monkeypatch) -> Namespace:
     monkeypatch.delenv("CUPY_TF32", raising=False)
-    monkeypatch.setattr(cublas, "mine", cublas._Mine())
+    monkeypatch.setattr(cublas, "mine", cublas.Mine())
     double = Namespace()
     monkeypatch.setattr(cublas, "load", lambda xp: double.blas)
     return double
@@ -391,7 +391,7 @@ def test_handles_are_those_of_threads(xp) -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.delenv("TAPEGRAD_CUBLAS", raising=False)
-    monkeypatch.setattr(cublas, "mine", cublas._Mine())
+    monkeypatch.setattr(cublas, "mine", cublas.Mine())
     xp = Namespace()
 
     class Cuda:

@@ -77,11 +77,11 @@ def test_phantoms_do_not_overlap(shapes: list[list[int]]) -> None:
 
 def test_the_region_is_used_again_but_not_under_a_copys_nose(monkeypatch: pytest.MonkeyPatch) -> None:
     x = phantom.empty((1000, 10), F32).T
-    monkeypatch.setattr(phantom._here, "at", len(phantom._region()) - 512)
+    monkeypatch.setattr(phantom.here, "at", len(phantom.region()) - 512)
     y = phantom.empty((10,), F32)
-    assert phantom._here.at < 10_000  # from the beginning
+    assert phantom.here.at < 10_000  # from the beginning
     x = phantom.like(y.reshape(5, 2)).T
-    monkeypatch.setattr(phantom._here, "at", 0)
+    monkeypatch.setattr(phantom.here, "at", 0)
 
     class reshape:
         copies = True

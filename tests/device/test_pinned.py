@@ -85,9 +85,9 @@ def test_the_slab_whose_copy_is_oldest_comes_first(slabs):
     assert [slabs.take(5 * MB) for _ in range(3)] == lent
 
 
-def test_small_slabs_are_pinned_together(slabs):
+def test_small_slabs_are_pinned_together():
     pins = []
-    slabs._allocate = lambda n: pins.append(n) or Memory(n)
+    slabs = Slabs(lambda n: pins.append(n) or Memory(n), 64 * MB)
     lent = [slabs.take(1000) for _ in range(1000)]
     assert len(pins) == 1 and pins[0] <= 4 * MB and len({slab.ptr for slab in lent}) == 1000
 

@@ -47,7 +47,7 @@ def test_small_requests_are_not_pooled(pool):
 
 
 def test_idle_memory_is_bounded_and_can_be_given_back(pool, monkeypatch):
-    monkeypatch.setattr(pools, "_IDLE", 2**20)
+    monkeypatch.setattr(pools, "IDLE", 2**20)
     for _ in range(3):
         held = [pool.empty((2**18 + i * 4096,), F32) for i in range(8)]
         del held

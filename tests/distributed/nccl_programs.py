@@ -52,7 +52,7 @@ def absent(group: dist.Group) -> dict[str, Any]:
         MPI.COMM_WORLD.recv(source=0, tag=TOLD)
         os._exit(0)
     # Not that of `init`: a busy machine may take longer to start MPI.
-    group._timeout = group.line.timeout = 2.0
+    group.line.timeout = 2.0
     x = tg.asarray(np.ones(3))
     found: dict[str, Any] = {"rank": 0}
     for key in ("error", "afterwards"):

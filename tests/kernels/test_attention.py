@@ -7,11 +7,11 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_modules import attention as cuda
+from kernel_modules import attention_tiles
 
 from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention_cut import Weighting
-from tapegrad.ops.products import _attention_tiles
-from tapegrad.ops.products import _cuda_attention as cuda
 
 pytestmark = pytest.mark.sampled(1 / 4)
 
@@ -117,7 +117,7 @@ def test_more_rows_of_many_blocks_change_no_bit(emulated, monkeypatch):
     how, found = RULES[3], []
     (q, k, v), mask, g = draw(((), 140, 2, 70, 1, 8, 16), how, 0, np.dtype("float16"))
     for many in (10**9, 1):
-        monkeypatch.setattr(_attention_tiles, "_MANY", many)
+        monkeypatch.setattr(attention_tiles, "MANY", many)
         found.append(np.empty_like(g))
         cuda.forward(emulated, q, k, v, mask, out=found[-1], how=how, key=0, counter=0)
     assert found[0].tobytes() == found[1].tobytes()

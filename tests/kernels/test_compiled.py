@@ -11,10 +11,12 @@ import os
 from functools import cache
 from itertools import product
 
+import kernel_modules
 import ml_dtypes
 import numpy as np
 import pytest
 from cuda_cases import installed, numbers
+from inside import is_lazy
 from shim import nvrtc, standin
 from test_primitives import good_samples, operands
 
@@ -27,8 +29,6 @@ from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
 from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.device.numerics.windows import Moves
-from tapegrad.ops.index import _cuda_index
-from tapegrad.ops.products import _cuda_attention, _cuda_conv
 from tapegrad.tensor import from_array
 
 pytestmark = pytest.mark.slow
@@ -85,17 +85,19 @@ def asked_of(dtype):
             aval = prim.infer(*(shaped(x.shape, x.dtype, CPU) for x in xs), **sample.params)
             prim.cuda(recorder, *xs, out=recorder.empty(aval.shape, aval.dtype), **sample.params)
     long = recorder.empty((300, 8), dtype)  # to one place: more than a thread adds up
-    _cuda_index.scatter_add(recorder, long, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype))
-    _cuda_index.put_rows(recorder, long, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
+    kernel_modules.index.scatter_add(
+        recorder, long, np.zeros(300, np.int64), axis=0, n=2, out=recorder.empty((2, 8), dtype)
+    )
+    kernel_modules.index.put_rows(recorder, long, np.zeros(2, np.int64), recorder.empty((2, 8), dtype))
     for outputs, tf32 in product((8, 20, 40), {False, dtype == "float32"}):  # tiles of more rows than the samples need
         x, w, y = (recorder.empty(s, dtype) for s in ((1, 8, 6, 6), (outputs, 8, 3, 3), (1, outputs, 4, 4)))
         moves = Moves((1, 1), ((0, 0), (0, 0)), (1, 1), 1, tf32)
-        _cuda_conv.forward(recorder, x, w, y, moves).run()
-        _cuda_conv.forward(recorder, x, w, y, moves, recorder.empty((outputs,), dtype), True).run()
-        _cuda_conv.finish(recorder, y, recorder.empty((outputs,), dtype), True)
-        _cuda_conv.in_kernel(recorder, x, y, w, moves).run()
+        kernel_modules.convolution.forward(recorder, x, w, y, moves).run()
+        kernel_modules.convolution.forward(recorder, x, w, y, moves, recorder.empty((outputs,), dtype), True).run()
+        kernel_modules.convolution.finish(recorder, y, recorder.empty((outputs,), dtype), True)
+        kernel_modules.convolution.in_kernel(recorder, x, y, w, moves).run()
         wide, image = (recorder.empty((n, outputs, 3 + k, 3 + k), dtype) for n, k in ((outputs, 0), (1, 3)))
-        _cuda_conv.in_image(recorder, y, wide, image, moves).run()
+        kernel_modules.convolution.in_image(recorder, y, wide, image, moves).run()
     for kernel in DECLARED:
         if kernel.file == "check.cu":
             for integers in ("int64", "int32", "uint64", "uint8"):
@@ -129,10 +131,10 @@ def test_attention_multiplies_on_tensor_cores(tf32):
     both = {"how": Weighting(0.5, True, "add", "zero", 0.5, tf32), "key": 0, "counter": 0}
     q, k, v, g = (recorder.empty((2, 8, 2, 256), dtype) for _ in range(4))
     mask, packed = recorder.empty((1, 1, 8, 8), dtype), recorder.empty((3 * q.size + 64,), dtype)
-    _cuda_attention.forward(recorder, q, k, v, mask, out=g, **both)
-    _cuda_attention.backward(recorder, q, k, v, mask, g, out=packed, pulled=(0, 1, 2, 3), **both)
+    kernel_modules.attention.forward(recorder, q, k, v, mask, out=g, **both)
+    kernel_modules.attention.backward(recorder, q, k, v, mask, g, out=packed, pulled=(0, 1, 2, 3), **both)
     for of in (0, 1):
-        _cuda_attention.tangent(recorder, q, k, v, mask, (q, k)[of], out=g, of=of, **both)
+        kernel_modules.attention.tangent(recorder, q, k, v, mask, (q, k)[of], out=g, of=of, **both)
     assert len({name for name, _, _ in recorder.asked}) == 5
     for name, text, flags in recorder.asked:
         check(text, flags, 255, name)
@@ -202,7 +204,7 @@ def texts_of(make, dtype):
 
         def explained():
             y = make(dtype)
-            assert y._buffer.array is None
+            assert is_lazy(y)
             tg.explain(y, device="cuda", file=out)
             assert len(standin.launches) == 1, "only the probe has run"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import kernel_modules
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from tapegrad.device import tally
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.windows import Moves
-from tapegrad.ops.products import _cuda_conv
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
 from tapegrad.ops.products.convolution_bias import conv_bias_p, conv_bias_relu_p
 
@@ -150,8 +150,8 @@ def test_a_sum_in_parts_is_the_sum(emulated, monkeypatch):
     """One part and many differ by rounding alone, and many give the same bits again."""
     results = []
     for blocks in (1, 64, 64):
-        monkeypatch.setattr(_cuda_conv, "_BLOCKS", blocks)
-        monkeypatch.setattr(_cuda_conv, "_SHARE", 16)
+        monkeypatch.setattr(kernel_modules.convolution, "BLOCKS", blocks)
+        monkeypatch.setattr(kernel_modules.convolution, "SHARE", 16)
         (_, _, (prim, *rest)) = three("line", "float32")
         results.append(found(emulated, prim, *rest))
     parts = [n for n, _ in tally.taken()]

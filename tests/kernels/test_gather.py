@@ -1,11 +1,11 @@
 """Gathering and scattering kernels against NumPy, bit for bit."""
 
+import kernel_modules
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tapegrad.errors import IndexingError
-from tapegrad.ops.index import _cuda_index
 from tapegrad.ops.index.indexing import last_place_p, scatter_add_p, take_p
 
 pytestmark = pytest.mark.sampled(1 / 4)
@@ -89,18 +89,18 @@ def test_put_rows(emulated, dtype, shape):
     expected[[4, 0, 2]] = new[[0, 2, 4]]
     for target, source in ((table, new), (_misaligned(table), new), (table.copy(), _misaligned(new))):
         target = target.copy() if target is table else target
-        _cuda_index.put_rows(emulated, target, rows, source)
+        kernel_modules.index.put_rows(emulated, target, rows, source)
         np.testing.assert_array_equal(target, expected)
         assert np.array_equal(target[1], table[1])
     strided = np.repeat(new, 2, axis=0)[::2]
-    _cuda_index.put_rows(emulated, table, rows, strided)
+    kernel_modules.index.put_rows(emulated, table, rows, strided)
     np.testing.assert_array_equal(table, expected)
 
 
 def test_put_rows_of_nothing(emulated):
     table = _values((3, 4), np.float32)
-    _cuda_index.put_rows(emulated, table, np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
-    _cuda_index.put_rows(emulated, np.zeros((3, 0), np.float32), np.array([1]), np.zeros((1, 0), np.float32))
+    kernel_modules.index.put_rows(emulated, table, np.zeros(0, np.int64), np.zeros((0, 4), np.float32))
+    kernel_modules.index.put_rows(emulated, np.zeros((3, 0), np.float32), np.array([1]), np.zeros((1, 0), np.float32))
     np.testing.assert_array_equal(table, _values((3, 4), np.float32))
 
 
@@ -122,7 +122,7 @@ def test_watched(watched):
         np.testing.assert_array_equal(_scatter(watched, operand[:3], indices, 0, 6), expected)
         table = watched.empty((6, 12), np.float32)
         table[...] = 0
-        _cuda_index.put_rows(watched, table, np.array([5, -1, 0]), operand[:3])
+        kernel_modules.index.put_rows(watched, table, np.array([5, -1, 0]), operand[:3])
         np.testing.assert_array_equal(table[[5, 0]], x[[0, 2]])
 
 

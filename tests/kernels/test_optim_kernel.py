@@ -260,8 +260,8 @@ def test_more_half_variables_than_a_table_holds(gpu) -> None:
 
 def test_a_table_fits_into_a_kernel_s_parameters() -> None:
     for more, most in ((0, many.MANY), (2, many.MANY_OF_HALVES)):
-        assert many._table(7 + more, most).itemsize + 10 * 8 <= 4096  # LAMB's
-        assert many._table(9 + more, most).itemsize + 7 * 8 <= 4096  # RMSprop's with all
+        assert many.table_of(7 + more, most).itemsize + 10 * 8 <= 4096  # LAMB's
+        assert many.table_of(9 + more, most).itemsize + 7 * 8 <= 4096  # RMSprop's with all
 
 
 def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:

@@ -54,10 +54,14 @@ def test_multi_dot(rng, shapes):
 
 
 def test_multi_dot_takes_the_cheapest_order():
-    from tapegrad.linalg.matrix_products import _splits
+    def allocated(*sizes):
+        xs = [tg.ones(shape, dtype="float64") for shape in zip(sizes, sizes[1:])]
+        with tg.measure() as m:
+            la.multi_dot(xs)
+        return m.allocated_bytes // 8
 
-    assert _splits([10, 100, 5, 50])[0, 2] == 1  # (AB)C: 7500 multiplications, A(BC): 75000
-    assert _splits([5, 100, 10, 1])[0, 2] == 0
+    assert allocated(160, 1600, 80, 800) == 160 * 80 + 160 * 800  # (AB)C: 31 million multiplications, A(BC): 307
+    assert allocated(80, 1600, 160, 16) == 1600 * 16 + 80 * 16  # A(BC): 6 million, (AB)C: 21
 
 
 def test_products_under_their_names_here(rng):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import itertools
 import json
+import os
+import platform
 import sys
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +18,10 @@ from click.testing import CliRunner
 from cuda_cases import FAULTS, broken, installed
 
 import tapegrad as tg
-from tapegrad.device import CPU, _default, cuda, onednn
+from tapegrad.device import CPU, cuda, kernel, onednn
 from tapegrad.profile import doctor, doctor_check, doctor_mpi
 from tapegrad.profile.cli import main
+from tapegrad.profile.recorder import checking
 
 
 @pytest.fixture
@@ -33,10 +39,11 @@ def unset(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quick(request, monkeypatch):
-    """The self-test runs in its own tests alone."""
-    if "ledger" not in request.node.name:
-        monkeypatch.setattr(doctor_check, "_compared", lambda *step: [(1 << 20, 1 << 20)] * 3)
-    monkeypatch.setattr(doctor_mpi, "_trial", lambda mpiexec: {"2 ranks": "works, 0.1 s"})
+    """The self-test runs in its own tests alone, and no ranks are started."""
+    if not {"ledger", "pools"} & set(request.node.originalname.split("_")):
+        monkeypatch.setattr(doctor_check, "cpu", lambda: {"ok": True})
+        monkeypatch.setattr(doctor_check, "cuda", lambda index: {"ok": True})
+    monkeypatch.setattr(doctor_mpi, "launcher", lambda: None)
 
 
 def run(*arguments, code=0, **options):
@@ -102,9 +109,9 @@ def test_what_was_asked_for(cupy, monkeypatch):
 
 
 def test_it_changes_nothing(cupy):
-    before = list(_default)
+    assert tg.zeros(3).device is CPU  # though a device without a default would be the GPU
     run()
-    assert _default == before == [CPU] and tg.zeros(3).device is CPU
+    assert tg.zeros(3).device is CPU
 
 
 def test_the_ledger_agrees_with_the_allocators(cupy):
@@ -119,13 +126,11 @@ def test_the_ledger_agrees_with_the_allocators(cupy):
 
 @pytest.mark.parametrize("part", ["cpu", "cuda"])
 def test_a_ledger_that_forgets_is_found(part, cupy, monkeypatch):
-    seen = doctor_check._compared
-
-    def forgetful(name, held, rows, width):
-        lost = 512 if name.startswith(part) and part == "cuda" else (1 << 16) * name.startswith(part)
-        return [(ledger - lost, held) for ledger, held in seen(name, held, rows, width)]
-
-    monkeypatch.setattr(doctor_check, "_compared", forgetful)
+    """What an allocator has at each look is more than the ledger counts."""
+    lost = itertools.count(0, 1 << 16 if part == "cpu" else 512)
+    owner, name = (checking, "traced") if part == "cpu" else (type(cupy.get_default_memory_pool()), "used_bytes")
+    allocated = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *pool: allocated(*pool) + next(lost))
     found = as_json(code=1)
     assert not found["ok"]
     mended = [line for line in found["to mend"] if line.startswith("the ledger does not agree with the allocator of ")]
@@ -196,10 +201,11 @@ def test_nvml(monkeypatch):
 
 
 def test_missing_packages_and_two_cupys(monkeypatch):
-    find, both = importlib.util.find_spec, ("cupy-cuda12x", "cupy-cuda13x")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in doctor.OPTIONAL else find(name))
-    monkeypatch.setattr(doctor, "_installed", lambda name: "14.2.0" if name in both else None)
-    monkeypatch.setattr(doctor, "_headers", lambda: "not found")
+    find, version, is_file = importlib.util.find_spec, importlib.metadata.version, Path.is_file
+    both, absent = ("cupy-cuda12x", "cupy-cuda13x"), (*doctor.OPTIONAL, "nvidia")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "14.2.0" if name in both else version(name))
+    monkeypatch.setattr(Path, "is_file", lambda path: path.name != "cuda_runtime.h" and is_file(path))
     found = as_json()
     for name, fix in doctor.OPTIONAL.items():
         assert found["optional packages"][name] == "not installed"
@@ -210,19 +216,30 @@ def test_missing_packages_and_two_cupys(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "section", ["_versions", "_cuda", "_devices", "_kernels", "_memory", "_cpu", "_optional", "_several"]
-)
-def test_a_section_that_fails_says_so(section, monkeypatch):
+    ("sections", "home", "name"),
+    [
+        (["versions"], platform, "python_version"), (["CUDA", "devices", "memory"], cuda, "probe"),
+        (["kernels"], kernel, "folder"), (["CPU"], os, "cpu_count"), (["several processes"], doctor_mpi, "report"),
+    ],
+)  # fmt: skip
+def test_a_section_that_fails_says_so(sections, home, name, monkeypatch):
     def fail():
         raise ValueError("something odd")
 
-    monkeypatch.setattr(doctor, section, fail)
+    monkeypatch.setattr(home, name, fail)
+    found = as_json()
+    assert {section: found[section] for section in sections} == dict.fromkeys(
+        sections, {"error": "ValueError: something odd"}
+    )
     shown = run()
     assert "error  ValueError: something odd" in shown and "to mend" in shown and "environment" in shown
 
 
 def test_a_device_on_which_our_kernels_fail(cupy, monkeypatch):
-    monkeypatch.setattr(doctor, "_TRIAL", "nonsense")
+    build = cuda.CudaDevice.compile
+    monkeypatch.setattr(
+        cuda.CudaDevice, "compile", lambda device, text, *options: build(device, f"nonsense {text}", *options)
+    )
     found = as_json()
     assert "KernelError: tg_doctor does not compile" in found["devices"]["cuda:1"]["error"]
     assert any(line.startswith("cuda:1: KernelError") for line in found["to mend"])

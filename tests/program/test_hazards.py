@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from captured import alike, bits
+from inside import content_of
 
 import tapegrad as tg
 from tapegrad.core import account
@@ -477,7 +478,7 @@ def counting(shape=(300, 300), count=3):
             v.assign(v + x, read_value=False)
 
     f, ones = tg.function(step), tg.asarray(np.ones(shape))
-    return lambda: f(ones), variables, lambda: [v._cell.get().array.ctypes.data for v in variables]
+    return lambda: f(ones), variables, lambda: [content_of(v).ctypes.data for v in variables]
 
 
 def test_a_thread_that_uses_no_tensors_lets_variables_be_overwritten():

@@ -103,7 +103,7 @@ def test_a_small_arena_grows_so_that_nothing_is_made_twice(monkeypatch: pytest.M
     assert _names(once).count("exp") == 1
     assert arena.plan(once, ALIGNMENT).nbytes > arena.plan(plain, ALIGNMENT).nbytes
     _compared(f, _data(300, 300))
-    monkeypatch.setattr(lower, "_FREE", 2**20)
+    monkeypatch.setattr(lower, "FREE", 2**20)
     plain, once = _programs(f, _data(300, 300))
     assert _names(once).count("exp") == 2
     assert arena.plan(once, ALIGNMENT).nbytes <= arena.plan(plain, ALIGNMENT).nbytes

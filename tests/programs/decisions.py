@@ -16,13 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from budget_cases import live
+from inside import forget_constants
+
 import tapegrad as tg
 from programs.draw import draw
 from programs.runs import Captured, Modified, Run
 from programs.search import warm_up
-from programs.variants import CALLS, SPANS, Case, compiled, counted, settings
-from tapegrad.device import threads
-from tapegrad.engine import executor
+from programs.variants import CALLS, SPANS, Case, compiled, settings
 from tapegrad.errors import BudgetError
 
 FILE = Path(__file__).with_suffix(".csv")
@@ -63,9 +64,8 @@ def _in_budgets(case: Case, way: str, options: dict[str, Any]) -> dict[str, int]
     total = dict.fromkeys(COUNTS, 0)
 
     def run(room: int) -> int | None:
-        executor.CONSTANTS.clear()
-        with counted() as m:
-            base = m.live_bytes + data
+        forget_constants()
+        base = live() + data
         limits = (base + room,) * len(spans)
         try:
             counts = _counts(case, Modified(**options, spans=spans, limits=limits, offloading=offloading))
@@ -86,7 +86,7 @@ def _in_budgets(case: Case, way: str, options: dict[str, Any]) -> dict[str, int]
 
 
 def _counts(case: Case, run: Run, main: Any = None) -> dict[str, int]:
-    executor.CONSTANTS.clear()
+    forget_constants()
     gc.collect()
     with tg.measure() as m:
         base = m.live_bytes
@@ -144,7 +144,7 @@ def written(seed: int) -> list[dict[str, str]]:
 def ready() -> None:
     """Import what is imported at first use, and let nothing wait: what is decided depends on neither."""
     warm_up(20)
-    threads.set_num_threads(1)
+    tg.set_num_threads(1)
 
 
 def main(arguments: list[str] | None = None) -> int:

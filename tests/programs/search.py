@@ -189,9 +189,9 @@ class _Search:
 def _work(end: Connection, variants: tuple[str, ...], shrink: float) -> None:
     """One process: seeds in, what was found out."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    from tapegrad.device import threads
+    import tapegrad as tg
 
-    threads.set_num_threads(1)
+    tg.set_num_threads(1)
     warm_up()
     gc.disable()
     end.send(None)

@@ -19,11 +19,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
-from budget_cases import limited, recorded
+from budget_cases import limited, live, recorded, small_from
+from inside import bytes_of_slots, forget_constants
 
 import tapegrad as tg
 from programs import ops, profiled, reference
@@ -31,14 +32,8 @@ from programs.draw import draw
 from programs.program import Program
 from programs.runs import POLICIES, Captured, CapturedWithin, Modified, Predicted, Run
 from tapegrad import nest
-from tapegrad.core.buffer import Buffer
-from tapegrad.device import threads
-from tapegrad.device.host_scalar import HostScalar
-from tapegrad.engine import executor, region
 from tapegrad.engine.cpu import tiles
 from tapegrad.errors import BudgetError
-from tapegrad.memory.ledger.figures import Measure
-from tapegrad.memory.ledger.ledger import LEDGER
 
 GRAIN = 512
 PATIENCE = 60
@@ -72,15 +67,13 @@ def arrays(tree: Any) -> list[Any]:
 @contextmanager
 def settings(program: Program) -> Iterator[None]:
     """The engine set as the program says, and everything back as it was."""
-    small, count = region.SMALL, threads.get_num_threads()
-    region.set_small(1 if program.lazy else small)
+    count = tg.get_num_threads()
     try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
+        with small_from(1) if program.lazy else nullcontext(), np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        region.set_small(small)
-        threads.set_num_threads(count)
+        tg.set_num_threads(count)
         tiles.set_tile_size(tiles.TILE)
 
 
@@ -125,31 +118,6 @@ def check_clean() -> None:
         raise WrongError("a budget or a recorder is left")
 
 
-@contextmanager
-def counted() -> Iterator[Measure]:
-    """Live bytes and their peak, without the details that cost time."""
-    found = Measure(detailed=False)
-    LEDGER.open(found)
-    try:
-        yield found
-    finally:
-        LEDGER.close(found)
-
-
-def buffers_alive() -> int:
-    """Bytes of all buffers that the collector knows."""
-    total = 0
-    for found in gc.get_objects():
-        if (
-            type(found) is Buffer
-            and found.array is not None
-            and not found.keeps
-            and type(found.array) is not HostScalar
-        ):
-            total += -(-found.node.aval.nbytes // GRAIN) * GRAIN
-    return total
-
-
 class Case:
     """A program and everything that is asked of it; ``choice`` decides about limits, policies and the like."""
 
@@ -182,13 +150,13 @@ class Case:
     def run(self, run: Run | None = None, main: Callable | None = None) -> list[Any]:
         """The results of one run on tapegrad, from which nothing must be left."""
         enabled = gc.isenabled()
-        executor.CONSTANTS.clear()
+        forget_constants()
         if self.littered:
             gc.collect()
             self.littered = False
         gc.disable()
         try:
-            with counted() as m:
+            with tg.measure() as m:
                 base = m.live_bytes
                 run = run or Run()
                 run.measure = m
@@ -204,14 +172,14 @@ class Case:
                     self.littered = True
                     traceback.clear_frames(e.__traceback__)
                     raise BudgetError(str(e), e.needed_bytes) from None
-                executor.CONSTANTS.clear()
-                self.data, self.room, live = run.data - base, m.peak_bytes - run.data, m.live_bytes
+                forget_constants()
+                self.data, self.room, left = run.data - base, m.peak_bytes - run.data, m.live_bytes - base
             garbage = gc.collect()
         finally:
             if enabled:
                 gc.enable()
-        if live != base:
-            raise WrongError(f"{live - base} bytes are alive after the run")
+        if left:
+            raise WrongError(f"{left} bytes are alive after the run")
         if garbage:
             raise WrongError(f"{garbage} unreachable objects were left to the garbage collector")
         return values
@@ -258,21 +226,21 @@ class Case:
         # NumPy computes the last complex numbers of an array otherwise than the rest; tiny tiles take long.
         small = self.program.shape[0] * self.program.shape[1] <= 50
         tile = rng.choice([16, 1024, 4096] if self.complex else [1, 7, 1000] if small else [100, 1000, 4096])
-        threads.set_num_threads(rng.choice([1, 2, 3])), tiles.set_tile_size(tile)
+        tg.set_num_threads(rng.choice([1, 2, 3])), tiles.set_tile_size(tile)
         try:
             check_bits(self.run(), self.plain, self.rounding)
         finally:
-            threads.set_num_threads(1), tiles.set_tile_size(tiles.TILE)
+            tg.set_num_threads(1), tiles.set_tile_size(tiles.TILE)
 
     def check_ledger(self) -> None:
         """At each point live bytes are those of the buffers alive."""
         seen: list[tuple[int, int]] = []
         with tg.measure() as m:
-            check_bits(self.run(Modified(at=lambda point: seen.append((m.live_bytes, buffers_alive())))), self.plain)
-        for live, alive in seen[1:]:
-            if live - seen[0][0] != alive - seen[0][1]:
+            check_bits(self.run(Modified(at=lambda point: seen.append((m.live_bytes, bytes_of_slots())))), self.plain)
+        for counted, alive in seen[1:]:
+            if counted - seen[0][0] != alive - seen[0][1]:
                 raise WrongError(
-                    f"the ledger says {live - seen[0][0]} bytes more, the buffers are {alive - seen[0][1]}"
+                    f"the ledger says {counted - seen[0][0]} bytes more, the buffers are {alive - seen[0][1]}"
                 )
 
     def modified(self, what: str) -> dict[str, Any]:
@@ -300,9 +268,8 @@ class Case:
         room = self.room
         spans = rng.choice(SPANS)
         parts = [rng.choice([1.0, 1.3, rng.random(), rng.random(), 0.0]) for _ in spans]
-        executor.CONSTANTS.clear()
-        with counted() as m:
-            base = m.live_bytes + self.data
+        forget_constants()
+        base = live() + self.data
         limits = tuple(base + int(room * part) for part in parts)
         offloading = rng.random() < 0.25
         for errors in range(40):
@@ -417,9 +384,9 @@ class Case:
                 except BaseException as e:
                     outcomes[place] = e
 
-        executor.CONSTANTS.clear()
+        forget_constants()
         gc.collect()
-        with counted() as outer:
+        with tg.measure() as outer:
             base = outer.live_bytes
             with tg.memory_budget(base + int(part * rooms)) as m:
                 pair = [threading.Thread(target=work, args=(i, c), daemon=True) for i, c in enumerate((self, other))]
@@ -443,7 +410,7 @@ class Case:
                         check_bits(found, wanted[place], case.rounding)
                     except WrongError as e:
                         raise WrongError(f"thread {place} (seed {case.seed}): {e}") from None
-            executor.CONSTANTS.clear()
+            forget_constants()
             gc.collect()
             if outer.live_bytes != base:
                 raise WrongError(f"{outer.live_bytes - base} bytes are alive after the threads")

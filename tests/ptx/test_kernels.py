@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import kernel_modules
 import ml_dtypes
 import numpy as np
 import pytest
@@ -28,8 +29,6 @@ from tapegrad.device.checks import kind as kind_of_check
 from tapegrad.device.kernel import DECLARED
 from tapegrad.errors import IndexingError
 from tapegrad.ops import updates
-from tapegrad.ops.index import _cuda_index
-from tapegrad.ops.products import _cuda_conv
 
 from . import bounds
 from .twin import Record, Watch, watching
@@ -133,7 +132,7 @@ def gathering(device: Told, dtype: np.dtype) -> None:
     gather._scatter(device, x, to.reshape(-1) % 6, 1, 7)
     for width in (8, 3):
         table, new = gather._values((5, width), dtype), gather._values((3, width), dtype, 1)
-        _cuda_index.put_rows(device, table, np.array([4, -1, 0]), new)
+        kernel_modules.index.put_rows(device, table, np.array([4, -1, 0]), new)
     device.forget()
 
 
@@ -160,7 +159,7 @@ def rows_of_tables(device: Told, dtype: np.dtype) -> None:
         tables = [np.abs(gather._values((5, width), dtype, i)) for i in range(len(formula.renewed))]
         g, places = gather._values((3, width), dtype, 9), np.array([4, -1, 0])
         numbers = many.scalars(updates.with_decay(formula.numbers, 0.97), dtype)
-        _cuda_index.run(device, formula.of_rows, 3, width, dtype, *tables, g, places, *numbers, np.int64(3))
+        kernel_modules.index.run(device, formula.of_rows, 3, width, dtype, *tables, g, places, *numbers, np.int64(3))
 
 
 def convolutions(device: Told, dtype: np.dtype) -> None:
@@ -169,7 +168,9 @@ def convolutions(device: Told, dtype: np.dtype) -> None:
         conv.found(device, prim, xs, shape, params)
         device.forget()
     for clips in (False, True):
-        _cuda_conv.finish(device, *(device.told(conv.drawn(s, dtype, 7)) for s in ((2, 3, 9, 11), (3,))), clips)
+        kernel_modules.convolution.finish(
+            device, *(device.told(conv.drawn(s, dtype, 7)) for s in ((2, 3, 9, 11), (3,))), clips
+        )
         device.forget()
 
 

@@ -75,8 +75,8 @@ def test_any_layout(dtype, cuda):
 
 
 def test_index_of_64_bits(cuda, monkeypatch):
-    monkeypatch.setattr(layout, "_WIDE_INDEX", 1)
-    monkeypatch.setattr(launch, "_ready", {})
+    monkeypatch.setattr(layout, "WIDE_INDEX", 1)
+    monkeypatch.setattr(launch, "prepared", {})
     x = lambda name: from_array(VIEWS[name](cuda.array(numbers((10, 8), "float32"))), cuda)
     functions = {"each": arithmetic, "columns": lambda x: tg.sum(x * x, axis=0), "rows": lambda x: tg.max(x, axis=1)}
     ways = [(way, name) for way in ("contiguous", "transposed", "step") for name in functions]

@@ -54,7 +54,7 @@ def thread_functions(path: str) -> tuple[Callable[[], int], Callable[[int], None
 
 def _find_adding() -> dict[DType, Callable[..., None]]:
     """The library's products that add to what is there, by dtype (empty: another library)."""
-    if _controls is None:
+    if controls is None:
         return {}
     library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
     found = {}
@@ -70,7 +70,7 @@ def _find_adding() -> dict[DType, Callable[..., None]]:
     return found
 
 
-_controls = _find()
+controls = _find()
 _adding = _find_adding()
 _lock = locks.lock()
 _users = 0
@@ -81,10 +81,10 @@ _before = 1
 def one_thread() -> Iterator[None]:
     """Each product made inside the block, in any thread, runs on one thread; afterwards as before."""
     global _users, _before
-    if _controls is None:
+    if controls is None:
         yield
         return
-    get, set_to = _controls
+    get, set_to = controls
     with _lock:
         _users += 1
         if _users == 1:
@@ -130,7 +130,7 @@ def matmul(xp: Namespace, x: Array, y: Array, out: Array, tf32: bool = False) ->
         return
     batch, each = out.shape[:-2], out.shape[-2] * out.shape[-1] * x.shape[-1]
     many = prod(batch)
-    if _controls is None:
+    if controls is None:
         np.matmul(x, y, out=out)
     elif many == 1:
         _one(x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:]), each)
@@ -152,7 +152,7 @@ def bound(x: Array, y: Array, out: Array, tf32: bool = False) -> tuple[Callable[
     None: it takes more than that, or NumPy's library is another.
     """
     wide = accumulator(out.dtype) != out.dtype or (tf32 and out.dtype == np.float32)
-    if wide or _controls is None or x.shape[-1] == 1 or prod(out.shape[:-2]) != 1:
+    if wide or controls is None or x.shape[-1] == 1 or prod(out.shape[:-2]) != 1:
         return None
     x, y, out = x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:])
     pieces = _pieces(x, y, out)

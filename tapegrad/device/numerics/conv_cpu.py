@@ -32,10 +32,10 @@ from tapegrad.device.numerics.conv_products import Scratch, Way
 from tapegrad.device.numerics.windows import Moves, Window
 from tapegrad.device.types import Array, DType
 
-_BLOCK = 2**18  # elements on the grid: 1 MiB of float32 stays in a core's second cache
+BLOCK = 2**18  # elements on the grid: 1 MiB of float32 stays in a core's second cache
 _WHOLE = 16  # elements of an image: below, products of images together are faster than one for each
 _PIECES = 16  # tasks into which one long sum is cut at most
-_PIECE = 2**22  # multiply-adds that are worth a task
+PIECE = 2**22  # multiply-adds that are worth a task
 _PARTS = 2**20  # elements that the parts of a sum over images may take
 _GRAINS = 8 * 512  # what a pool adds to round the arrays of a block
 
@@ -162,7 +162,7 @@ def _applied(job_of: Callable[..., Job], x: Array, w: Array, out: Array, moves: 
     job = job_of(window, way is Way.COPIED)
     if not any(target.groups for target in job.targets):
         return Prepared(0, lambda: out.fill(0))
-    run = _known_run(job, x.shape[2:], out.shape[2:], shape, out.dtype, _BLOCK, products.LEAST)
+    run = _known_run(job, x.shape[2:], out.shape[2:], shape, out.dtype, BLOCK, products.LEAST)
     blocks = run.blocks(run.cut[0], range(x.shape[0]))
 
     def worker(matrices: list[list[Array]], given: Array, result: Array) -> Callable[[int], None]:
@@ -244,7 +244,7 @@ def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared:
     if not target.groups:
         return Prepared(0, lambda: out.fill(0))
     met = [tap for group in target.groups for tap in group.taps]
-    run = _known_run(job, x.shape[2:], ct.shape[2:], shape, out.dtype, _BLOCK, products.LEAST)
+    run = _known_run(job, x.shape[2:], ct.shape[2:], shape, out.dtype, BLOCK, products.LEAST)
     sums = _ranges(x.shape[0], _pieces(ct.size * run.inner * taps, out.size))
     tasks = list(product(range(len(sums)), _slices(groups, run.cut[0])))
 
@@ -323,7 +323,7 @@ def _pointwise_in_kernel(x: Array, ct: Array, out: Array, groups: int) -> Prepar
 
 def _pieces(work: int, size: int) -> int:
     """Into how many parts a sum over images is cut that takes so many multiply-adds, for a kernel of ``size``."""
-    return min(_PIECES, max(1, work // _PIECE), max(1, _PARTS // size))
+    return min(_PIECES, max(1, work // PIECE), max(1, _PARTS // size))
 
 
 def _ranges(count: int, pieces: int) -> list[range]:

@@ -27,7 +27,7 @@ from tapegrad.device.types import Array
 
 Sizes = tuple[int, ...]
 
-_BLOCK = 2**18  # elements of a block's image and result together: 1 MiB of float32
+BLOCK = 2**18  # elements of a block's image and result together: 1 MiB of float32
 _PARTS = 16  # parts of a sum over blocks, at most
 _PART = 2**20  # elements that these may take together
 _RESULT = 2  # among the operands of a convolution
@@ -116,9 +116,9 @@ def _blocks(window: Window, channels: _Channels) -> list[_Block]:
     positions, (low, _) = window.positions, window.padding[0]
     step, reach, size = window.strides[0], (window.kernel[0] - 1) * window.dilation[0], window.size[0]
     whole = channels.groups * (channels.inner * prod(window.size) + channels.outer * prod(positions))
-    images = max(1, min(channels.images, _BLOCK // whole))
+    images = max(1, min(channels.images, BLOCK // whole))
     least = -(-(reach + 1) // step)  # lines that meet more of the image than their neighbours do
-    lines = positions[0] if whole <= _BLOCK else max(least, positions[0] * _BLOCK // whole)
+    lines = positions[0] if whole <= BLOCK else max(least, positions[0] * BLOCK // whole)
     found = []
     for some in _ranges(channels.images, images):
         for part in _ranges(positions[0], lines):
@@ -195,7 +195,7 @@ def in_image(ct: Array, w: Array, out: Array, moves: Moves) -> Prepared | None:
 def _applied(x: Array, w: Array, out: Array, moves: Moves, turned: bool) -> Prepared | None:
     """The convolution with a kernel, or with the kernel ``turned`` round, of which inputs and outputs change places."""
     library, groups = _library_for(x, w, out), moves.groups
-    plan = None if library is None else _plan_of_products(library, x.shape, w.shape, out.shape, moves, turned)
+    plan = None if library is None else plan_of_products(library, x.shape, w.shape, out.shape, moves, turned)
     if plan is None:
         return None
     tasks, theirs, ours = len(plan.blocks), plan.copies[0], plan.copies[_RESULT]
@@ -234,7 +234,7 @@ def _applied(x: Array, w: Array, out: Array, moves: Moves, turned: bool) -> Prep
 def in_kernel(x: Array, ct: Array, out: Array, moves: Moves) -> Prepared | None:
     """The transpose in the kernel: ``x``: (n, channels, ...), ``ct``: (n, outputs, positions ...)."""
     library = _library_for(x, ct, out)
-    plan = None if library is None else _plan_in_kernel(library, x.shape, ct.shape, out.shape, moves)
+    plan = None if library is None else plan_in_kernel(library, x.shape, ct.shape, out.shape, moves)
     if plan is None:
         return None
     pieces = max(1, min(_PARTS, len(plan.blocks), _PART // out.size))
@@ -277,7 +277,7 @@ def _library_for(*operands: Array) -> OneDNN | None:
 
 
 @lru_cache(maxsize=512)
-def _plan_of_products(library: OneDNN, x: Sizes, w: Sizes, out: Sizes, moves: Moves, turned: bool) -> _Plan | None:
+def plan_of_products(library: OneDNN, x: Sizes, w: Sizes, out: Sizes, moves: Moves, turned: bool) -> _Plan | None:
     """The plan of :func:`_applied` for these shapes."""
     window = moves.over(x[2:], w[2:])
     if turned:
@@ -291,7 +291,7 @@ def _plan_of_products(library: OneDNN, x: Sizes, w: Sizes, out: Sizes, moves: Mo
 
 
 @lru_cache(maxsize=512)
-def _plan_in_kernel(library: OneDNN, x: Sizes, ct: Sizes, out: Sizes, moves: Moves) -> _Plan | None:
+def plan_in_kernel(library: OneDNN, x: Sizes, ct: Sizes, out: Sizes, moves: Moves) -> _Plan | None:
     """The plan of :func:`in_kernel` for these shapes."""
     channels = _Channels(x[0], moves.groups, x[1] // moves.groups, ct[1] // moves.groups)
     return _plan(library, OneDNN.in_weights, moves.over(x[2:], out[2:]), channels)

@@ -20,11 +20,11 @@ from tapegrad.device.numerics.conv_grid import Grid, Group, Sizes
 from tapegrad.device.types import Array, DType
 
 LEAST = 256  # positions of a block: below, the packing of the kernel for each product takes longer than the product
-_PRODUCT = 1_000_000  # multiply-adds of a product: OpenBLAS does not pack the operands of so small ones
+PRODUCT = 1_000_000  # multiply-adds of a product: OpenBLAS does not pack the operands of so small ones
 _LONG = 4096  # positions of larger products
-_STACKED = 2**17  # elements of slices copied one below the other: 512 KiB of float32
-_STACK = 16  # rows of slices that make a product: below, those of all taps are copied for one product
-_COPY = 48  # channels: below, those of taps along the last axis are copied for one product
+STACKED_ELEMENTS = 2**17  # elements of slices copied one below the other: 512 KiB of float32
+STACK = 16  # rows of slices that make a product: below, those of all taps are copied for one product
+COPY = 48  # channels: below, those of taps along the last axis are copied for one product
 
 
 class Way(Enum):
@@ -37,9 +37,9 @@ class Way(Enum):
 
 def way_of(inner: int, outer: int, kernel: Sizes, dtype: DType) -> Way:
     """Of ``inner`` channels of sources and ``outer`` ones of targets in a group."""
-    if inner * kernel[-1] < _STACK or not blas.adds(dtype):
+    if inner * kernel[-1] < STACK or not blas.adds(dtype):
         return Way.STACKED
-    return Way.COPIED if inner < _COPY else Way.DIRECT
+    return Way.COPIED if inner < COPY else Way.DIRECT
 
 
 def sliced(x: Array, slices: Sequence[slice]) -> Array:
@@ -109,7 +109,7 @@ def matrices_of(w: Array, number: int, groups: Sequence[Group], way: Way, dtype:
     outputs, channels = w.shape[0] // number, w.shape[1]
     shapes = ((len(each), outputs) if turned else (outputs, len(each)) for each in taps)
     whole = [np.empty((number, *shape, channels), dtype) for shape in shapes]
-    step = max(1, _STACKED // max(1, number * channels * kernel.shape[1 if turned else 2]))
+    step = max(1, STACKED_ELEMENTS // max(1, number * channels * kernel.shape[1 if turned else 2]))
     for low in range(0, outputs, step):  # so many that what one tap has fetched is in the cache for the others
         part = slice(low, low + step)
         for matrix, each in zip(whole, taps):
@@ -142,7 +142,7 @@ def by_products(reads: list[Read], kernel: list[Array], turned: bool, found: Arr
 
 def _step(each: int) -> int:
     """The positions of a product that takes ``each`` multiply-adds for a position."""
-    step = _PRODUCT // each
+    step = PRODUCT // each
     return step if step >= 2 * LEAST else _LONG
 
 
@@ -178,7 +178,7 @@ def by_stacking(scratch: Scratch, reads: list[Read], kernel: list[Array], found:
 
 def slice_step(each: int, exact: bool) -> int:
     """Positions of slices that take ``each`` elements for a position."""
-    return LEAST if exact else max(LEAST, _STACKED // each)
+    return LEAST if exact else max(LEAST, STACKED_ELEMENTS // each)
 
 
 def add_products(reads: list[Read], outputs: Array, length: int, total: Array) -> None:

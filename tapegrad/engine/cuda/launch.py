@@ -30,7 +30,7 @@ from tapegrad.engine.work import Call, Lies, Work, nbytes_of
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
-_MOST = 8192
+MOST = 8192
 _THREADS = 256
 _MOST_BLOCKS = 16384  # of a kernel without reductions; beyond, threads take several packs
 
@@ -131,7 +131,7 @@ class Ready:
     scratch_bytes: int = 0
 
 
-_ready: dict[Any, Ready] = {}
+prepared: dict[Any, Ready] = {}
 
 
 class Launch(Work):
@@ -155,13 +155,13 @@ class Launch(Work):
             else:
                 lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
         key = (device, structure(region, targets), shape, axes, tuple(lies), held)
-        ready = _ready.get(key)
+        ready = prepared.get(key)
         if ready is None:
             ready = _prepare(region, targets, shape, axes, self.reads, held)
             with _lock:
-                if len(_ready) >= _MOST:
-                    _ready.clear()
-                _ready[key] = ready
+                if len(prepared) >= MOST:
+                    prepared.clear()
+                prepared[key] = ready
         self._ready = ready
         self.names, self.temporaries = ready.names, ready.parts
         self.writes = list(map(_lies, targets))
@@ -302,7 +302,7 @@ def _compiled(
     if kernel is None:
         text = emit.text_of(region, stages_of(region, targets), targets, kinds, loop, form)
         with _lock:
-            if len(_kernels) >= _MOST:
+            if len(_kernels) >= MOST:
                 _kernels.clear()
             function = device.compile(text, "tg_fused", options())
             kernel = _kernels[key] = Kernel(text, function)

@@ -23,7 +23,7 @@ reads it, at the place of the result."""
 BY_DIMS = (ROW, LINE, SAME, STRIDED)
 """The kinds whose dimensions and strides are arguments."""
 
-_WIDE_INDEX = 2**30  # the loop variable may run a whole grid past the end
+WIDE_INDEX = 2**30  # the loop variable may run a whole grid past the end
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def loop_of(
     for i in contiguous:
         kinds[i] = PACK if _aligned(leaves[i], vec) else EACH
     reach = max([size, *(sum(abs(s) * (n - 1) for s, n in zip(strides[i], dims)) for i in numbers)])
-    return Loop(size, kept, reduced, dims, strides, vec, reach >= _WIDE_INDEX), kinds
+    return Loop(size, kept, reduced, dims, strides, vec, reach >= WIDE_INDEX), kinds
 
 
 def kind_of_late(x: Any) -> str:

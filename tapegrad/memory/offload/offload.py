@@ -40,19 +40,19 @@ AHEAD = 2
 _ON_ITS_WAY = object()
 
 _lock = locks.lock()
-_tiers: dict[Device, Tier] = {}
+default_tiers: dict[Device, Tier] = {}
 _used: weakref.WeakSet[Tier] = weakref.WeakSet()
 
 
-locks.in_child(_tiers.clear)  # a child's slots would lie where its parent's lie
+locks.in_child(default_tiers.clear)  # a child's slots would lie where its parent's lie
 
 
 def default_tier(device: Device) -> Tier:
     """The tier of a device that serves unless a policy names one; made when first needed."""
     with _lock:
-        tier = _tiers.get(device)
+        tier = default_tiers.get(device)
         if tier is None:
-            tier = _tiers[device] = tiers.default(device)
+            tier = default_tiers[device] = tiers.default(device)
         return tier
 
 

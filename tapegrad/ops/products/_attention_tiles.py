@@ -17,7 +17,7 @@ _MOST_HELD = {1: 160, 2: 96}
 """... and of sums and scores where tensor cores do, by the bands of 16 rows of its warp."""
 _MOST_UNROLLED = 8192
 """Sums times bytes of columns: the product of a tile with rows is written out, instruction by instruction."""
-_MANY = 256
+MANY = 256
 """Blocks of which there must be as many before they get more rows: two for each multiprocessor, about."""
 
 _MOST_CUTS = 256
@@ -72,7 +72,7 @@ def tile(plan: Plan, numbers: Numbers, blocks: Callable[[int], int]) -> Tile:
     for rows, cols, split in _ON_TENSOR_CORES if numbers.tensor else _BY_NUMBERS:
         if _fits(plan, numbers, rows, cols, split):
             break
-    if numbers.tensor and split == 1 and _fits(plan, numbers, 2 * rows, cols, 1) and blocks(2 * rows) >= _MANY:
+    if numbers.tensor and split == 1 and _fits(plan, numbers, 2 * rows, cols, 1) and blocks(2 * rows) >= MANY:
         rows *= 2
     return Tile(rows, cols, split, _shared(plan, numbers, rows, cols))
 

@@ -40,11 +40,11 @@ _BLOCK, _TILE, _PLANE = 256, 128, 1024
 """Threads; columns of a tile; elements of a plane that a block computes where there are few channels."""
 _FEW = 4
 """Products of channels and outputs of a group: up to so many, each element of a result is one thread's."""
-_BLOCKS = 512
+BLOCKS = 512
 """Blocks that a sum over positions is cut into: some for each multiprocessor of the largest GPUs."""
 _GRAIN = 512
 """Bytes of which the pool's blocks are multiples."""
-_SHARE = 128
+SHARE = 128
 """Positions that are worth a part."""
 
 
@@ -255,4 +255,4 @@ def _many(tiles: int, positions: int, worth: int) -> int:
 
     ``worth``: as many parts have the operands' bytes; those that are written and read are a quarter of that at most.
     """
-    return max(1, min(-(-_BLOCKS // tiles), positions // _SHARE, worth // 8))
+    return max(1, min(-(-BLOCKS // tiles), positions // SHARE, worth // 8))

@@ -121,7 +121,7 @@ def _run_jvp(
     blocks.tangent(q, k, v, mask, u, out, how, key, counter, of)
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, how: Weighting, key: int, counter: int) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, how: Weighting, key: int, counter: int) -> Tensor:
     """Attention, with the statistics of its rows where a tape keeps them."""
     operands = [q, k, v, mask]
     if retained(*operands):
@@ -157,9 +157,7 @@ def _push(operands: Sequence[Tensor], tangents: dict[int, Tensor], how: Weightin
     same: dict[str, Any] = {"how": how, "key": key, "counter": counter}
     total = None
     for of, t in tangents.items():
-        term = (
-            _attended(q, k, t, mask, **same) if of == V else barrier(attention_jvp_p, q, k, v, mask, t, of=of, **same)
-        )
+        term = attended(q, k, t, mask, **same) if of == V else barrier(attention_jvp_p, q, k, v, mask, t, of=of, **same)
         total = term if total is None else total + term
     assert total is not None
     return total
@@ -194,7 +192,7 @@ def _batch(apply: Callable[..., Tensor]) -> Batch:
 
 def _batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *stats: Tensor, **params: Any) -> Tensor:
     """Of all examples; with the statistics that a tape keeps of one of them."""
-    return barrier(attention_p, q, k, v, mask, *stats, **params) if stats else _attended(q, k, v, mask, **params)
+    return barrier(attention_p, q, k, v, mask, *stats, **params) if stats else attended(q, k, v, mask, **params)
 
 
 def _batch_vjp(operands: list[Tensor], companions: Companions, n: int, params: Params) -> Tensor | None:
@@ -416,7 +414,7 @@ def attention(
     m = v if m is None else m  # of values in its place nobody reads anything
     if q.device.lazy and max(q.shape[-1], v.shape[-1]) > _cuda_attention.WIDEST:
         return moveaxis(curvature.value((q, k, v, m), how, *stream), -2, -3)
-    return moveaxis(_attended(q, k, v, m, how=how, key=stream[0], counter=stream[1]), -2, -3)
+    return moveaxis(attended(q, k, v, m, how=how, key=stream[0], counter=stream[1]), -2, -3)
 
 
 def _mask(m: Tensor, q: Tensor, front: Shape) -> Tensor:

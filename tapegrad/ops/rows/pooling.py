@@ -25,7 +25,7 @@ from tapegrad.ops.products.convolution import fitted
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor, TensorLike
 
-_BLOCK = 65536  # elements of the larger operand in a task: see `engine.cpu.tiles`; a GPU takes all at once
+BLOCK = 65536  # elements of the larger operand in a task: see `engine.cpu.tiles`; a GPU takes all at once
 _BYTE = 256  # taps that one byte tells apart
 
 
@@ -54,7 +54,7 @@ def by_planes(xp: Namespace, window: Window, body: Callable[..., None], *arrays:
     cut = arrays[0].ndim - len(window.size)
     count = prod(arrays[0].shape[:cut])
     flat = [xp.reshape(a, (count, *a.shape[cut:])) for a in arrays]
-    step = max(1, _BLOCK // max(1, prod(window.size)) if xp is CPU.xp else count)
+    step = max(1, BLOCK // max(1, prod(window.size)) if xp is CPU.xp else count)
 
     def run(number: int) -> None:
         body(*(a[number * step : (number + 1) * step] for a in flat))

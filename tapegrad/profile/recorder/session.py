@@ -23,7 +23,7 @@ from tapegrad.profile.recorder.collectives import Collectives
 from tapegrad.profile.runs.model import Run
 
 _COUNTS = ("reruns", "restored", "evictions", "offloads")
-_LEAST_TO_SHORTEN = 64 << 20
+LEAST_TO_SHORTEN = 64 << 20
 """A journal on disk of fewer bytes is not worth shortening."""
 
 
@@ -86,7 +86,7 @@ class Session:
         self._part = Measure(detailed=False)
         self._alive: dict[int, End] = {}
         self._head: dict[str, Any] = {}
-        self._dropped, self._shortest = 0, _LEAST_TO_SHORTEN
+        self._dropped, self._shortest = 0, LEAST_TO_SHORTEN
         self._on_step = on_step
         self._warn = warn
         self._checker = Checker() if check else None
@@ -181,7 +181,7 @@ class Session:
                 return
             new.path = old.path
             self.spool = self.journal.spool = self.collectives.spool = new
-            self._dropped, self._shortest = self.journal.parts.dropped, max(_LEAST_TO_SHORTEN, new.size)
+            self._dropped, self._shortest = self.journal.parts.dropped, max(LEAST_TO_SHORTEN, new.size)
 
     def _copy(self, spool: Spool) -> None:
         spool.put(BEGAN, self.journal.began_ns, self.began_cpu_ns)

@@ -35,7 +35,7 @@ def top(once: bool, interval: float, as_json: bool) -> None:
     console = Console(highlight=False)
     if as_json:
         click.echo(json.dumps(gather(), indent=2))
-    elif once or not _terminal():
+    elif once or not on_terminal():
         console.print(view(gather(), console), soft_wrap=True)
     else:
         try:
@@ -59,7 +59,7 @@ def gather() -> dict[str, Any]:
     return {"notes": notes, "devices": gpus, "cpu": cpu, "processes": ours}
 
 
-def _terminal() -> bool:
+def on_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 

@@ -15,7 +15,7 @@ from tapegrad.device.numerics import blas
 def count(monkeypatch):
     """A stand-in library: the list of numbers it was set to."""
     numbers = [4]
-    monkeypatch.setattr(blas, "_controls", (lambda: numbers[-1], numbers.append))
+    monkeypatch.setattr(blas, "controls", (lambda: numbers[-1], numbers.append))
     return numbers
 
 
@@ -50,7 +50,7 @@ def test_overlapping_threads_restore_once(count):
 
 
 def test_another_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(blas, "_controls", None)
+    monkeypatch.setattr(blas, "controls", None)
     with blas.one_thread():
         pass
 
@@ -77,7 +77,7 @@ def test_a_bound_product_has_the_bits_of_any_other(left, right, dtype, count):
             if turned:
                 x, y = (np.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2) for a in (x, y))
             bound = blas.bound(x, y, found)
-            if blas._controls is None:
+            if blas.controls is None:
                 assert bound is None
                 continue
             f, arrays = bound
@@ -98,6 +98,6 @@ def test_what_takes_more_than_a_product_is_not_bound(monkeypatch):
     assert blas.bound(x.astype("f8"), x.astype("f8"), x.astype("f8"), tf32=True) is not None
     assert blas.bound(x[:, :1], x[:1], x.copy()) is None  # an outer product
     assert blas.bound(np.stack([x, x]), x, np.stack([x, x])) is None
-    monkeypatch.setattr(blas, "_controls", None)
+    monkeypatch.setattr(blas, "controls", None)
     assert blas.bound(x, x, x.copy()) is None
     assert not blas.assumes_one_thread(np.add)

@@ -14,7 +14,7 @@ import tapegrad as tg
 from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention_cut import Weighting
 from tapegrad.ops.dispatch import barrier
-from tapegrad.ops.products.attention import _attended, attention_p
+from tapegrad.ops.products.attention import attended, attention_p
 
 attend = tg.nn.functional.scaled_dot_product_attention
 
@@ -95,7 +95,7 @@ def test_without_statistics_the_derivative_has_the_same_bits(p: float, done: lis
     without = [g.numpy().tobytes() for g in tape.gradient(y, [q, k, v])]
     assert done == ["forward", "backward", "forward+"]
     done.clear()
-    assert [g.tobytes() for g in gradient(lambda *xs: _attended(*xs, v, **params), q, k, v)] == without
+    assert [g.tobytes() for g in gradient(lambda *xs: attended(*xs, v, **params), q, k, v)] == without
     assert done == ["forward+", "backward+"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import aval_of
 
 import tapegrad as tg
 from tapegrad.device import onednn, threads
@@ -49,9 +50,9 @@ def settings() -> Iterator[None]:
 
 
 def blocks(monkeypatch: pytest.MonkeyPatch, block: int, least: int, piece: int) -> None:
-    monkeypatch.setattr(conv_cpu, "_BLOCK", block)
+    monkeypatch.setattr(conv_cpu, "BLOCK", block)
     monkeypatch.setattr(conv_products, "LEAST", least)
-    monkeypatch.setattr(conv_cpu, "_PIECE", piece)
+    monkeypatch.setattr(conv_cpu, "PIECE", piece)
 
 
 def by_loops(x: np.ndarray, w: np.ndarray, moves: Moves) -> np.ndarray:
@@ -138,7 +139,7 @@ def test_parts_of_a_sum_in_half_precision_are_added_up_in_single(monkeypatch):
 def test_the_work_is_the_same_in_each_direction(case, rng):
     x, w, g, moves = operands(case, rng)
     x, w, g = map(from_array, (x, w, g))
-    avals = [t._buffer.node.aval for t in (x, w, g)]
+    avals = [aval_of(t) for t in (x, w, g)]
     wanted = 2 * g.size * w.size // w.shape[0]
     assert conv_p.flops(avals[0], avals[1], moves=moves) == wanted
     assert conv_in_x_p.flops(avals[2], avals[1], moves=moves, size=x.shape[2:]) == wanted

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,10 +31,10 @@ PLAIN = Moves((1, 1), ((1, 1), (1, 1)), (1, 1), 1)
 @pytest.fixture
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of so many elements."""
-    monkeypatch.setattr(conv_onednn, "_BLOCK", request.param)
+    monkeypatch.setattr(conv_onednn, "BLOCK", request.param)
 
     def forget() -> None:
-        for plan in (conv_onednn._plan_of_products, conv_onednn._plan_in_kernel):
+        for plan in (conv_onednn.plan_of_products, conv_onednn.plan_in_kernel):
             plan.cache_clear()
 
     forget()
@@ -260,11 +262,13 @@ def test_which_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TapegradError, match=r"TAPEGRAD_ONEDNN=/nowhere/libdnnl.so: .*oneDNN 3"):
         find()
     monkeypatch.delenv("TAPEGRAD_ONEDNN")
-    monkeypatch.setattr(onednn, "_installed", lambda: "/nowhere/libdnnl.so")
+    absent = SimpleNamespace(name="libdnnl.so.3", locate=lambda: "/nowhere/libdnnl.so.3")
+    monkeypatch.setattr(metadata, "files", lambda distribution: [absent])
     with pytest.warns(RuntimeWarning, match="is done without it"):
         assert find() is None
-    monkeypatch.setattr(onednn, "_installed", lambda: None)
-    assert find() is None
+    for files in ([], None):
+        monkeypatch.setattr(metadata, "files", lambda distribution, files=files: files)
+        assert find() is None
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,15 +276,16 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         """oneDNN 2 with TBB."""
 
         class dnnl_version:
-            contents = onednn._Version(2, 7, 0, b"", 4, 0)
+            contents = SimpleNamespace(major=2, minor=7, patch=0, cpu_runtime=4)
             restype = None
 
             def __new__(cls) -> Any:
                 return cls
 
     monkeypatch.setattr(onednn.ctypes, "CDLL", lambda path: Library)
+    monkeypatch.setenv("TAPEGRAD_ONEDNN", "libdnnl.so")
     with pytest.raises(TapegradError, match=r"oneDNN 2\.7\.0 with the thread runtime 4; wanted is oneDNN 3"):
-        onednn._loaded("libdnnl.so")
+        onednn.library.__wrapped__()
 
 
 def test_without_it_the_values_are_those_of_products(monkeypatch: pytest.MonkeyPatch) -> None:

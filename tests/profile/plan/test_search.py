@@ -34,10 +34,9 @@ def test_the_integer_program_finds_what_trying_everything_finds(seed: int) -> No
         found = search.within(budget)
         assert found is not None and found.peak_bytes <= budget
         assert found.step_ns == min(o.step_ns for o in outcomes if o.peak_bytes <= budget)
-        chosen = search._milp.shortest(budget)
-        assert chosen is None or not any(set(problem.candidates[i].within) & set(chosen) for i in chosen)
-    chosen = search._milp.lowest(None)
-    assert not any(set(problem.candidates[i].within) & set(chosen or ()) for i in chosen or ())
+        assert not any(set(problem.candidates[i].within) & set(found.chosen) for i in found.chosen)
+    chosen = search.least.chosen
+    assert not any(set(problem.candidates[i].within) & set(chosen) for i in chosen)
     assert search.within(low - 1) is None
     for share in (0, 0.05, 0.2):
         ns = int(problem.step_ns * (1 + share))

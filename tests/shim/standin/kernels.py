@@ -142,7 +142,7 @@ class RawKernel:
         number = state.stream_pointer() if stream is None else stream.ptr
         touched = tuple(one for one, _ in arrays)
         written = tuple(one for one, read_only in arrays if not read_only)
-        state.launches.append(state.Launch(self.name, grid, block, number))
+        state.launches.append(state.Launch(self.name, grid, block, number, self.code))
         if "clock64" in self.code:
             state.spin(number)
         state.log("launch", number, name=self.name, reads=touched, writes=written)

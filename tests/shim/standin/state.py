@@ -61,6 +61,7 @@ class Launch(NamedTuple):
     grid: tuple
     block: tuple
     stream: int
+    code: str
 
 
 events: list[Entry] = []
