@@ -22,7 +22,7 @@ import tapegrad as tg
 from tapegrad import nn
 from tapegrad.device import CPU, asdevice
 from tapegrad.profile import demo_model
-from tapegrad.tensor import from_array
+from tapegrad.tensor import from_array, materialize
 
 pytestmark = pytest.mark.gpu
 
@@ -98,7 +98,7 @@ def test_a_tensor_made_on_one_stream_is_used_on_another(cuda, cupy, rng):
     for turn in range(12):
         with streams[turn % 3]:
             y = tg.sqrt(y * y + 1)
-            y.numpy()
+            materialize(y)
         wanted = tg.sqrt(wanted * wanted + 1)
     near(y.numpy(), wanted.numpy(), 1e-5)
     assert x.shape == y.shape
@@ -188,8 +188,7 @@ def test_the_ledger_is_the_pools_used_bytes(cuda, cupy, rng):
     with tg.measure() as m:
         before = pool.used_bytes() - m.live_bytes
         kept = step()
-        for t in kept:
-            t.numpy()
+        materialize(*kept)
         assert pool.used_bytes() - m.live_bytes == before
         del kept[1:]
         assert pool.used_bytes() - m.live_bytes == before
@@ -206,7 +205,7 @@ def test_out_of_memory_is_an_error_and_the_next_call_works(cuda, cupy):
     pool.set_limit(size=pool.total_bytes() + (1 << 21))
     try:
         with pytest.raises(MemoryError):
-            (x + 1).numpy()
+            materialize(x + 1)
     finally:
         pool.set_limit(size=limit)
     assert ((x + 1).numpy() == 2).all()
