@@ -35,7 +35,7 @@ SERVES = {
 VARIABLES = (
     "TAPEGRAD_DEVICE", "TAPEGRAD_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_PATH", "CUPY_CACHE_DIR",
     "CUPY_GPU_MEMORY_LIMIT", "CUPY_TF32", "TAPEGRAD_TIMEOUT", "TAPEGRAD_ONEDNN",
-    "TAPEGRAD_CUDNN", "TAPEGRAD_NATIVE",
+    "TAPEGRAD_CUDNN", "TAPEGRAD_NATIVE", "TAPEGRAD_NATIVE_CACHE",
 )  # fmt: skip
 _TRIAL = '#include "scalar.cuh"\nextern "C" __global__ void tg_doctor(int* x) { *x = 7; }'
 
@@ -255,16 +255,18 @@ def _checks(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _cpu() -> dict[str, object]:
     from tapegrad.device import CPU, onednn
     from tapegrad.device.threads import get_num_threads
-    from tapegrad.engine.cpu.native import machine
+    from tapegrad.engine.cpu.native import machine, objects
 
     blas = CPU.xp.show_config(mode="dicts")["Build Dependencies"]["blas"]
     library, why_not = onednn.library(), machine.why_not()
+    path, reason = objects.folder()
     return {
         "cores": os.cpu_count(),
         "threads": get_num_threads(),
         "BLAS": f"{blas['name']} {blas['version']}",
         "oneDNN": f"none; {onednn.HOW}" if library is None else f"{library.version} for convolutions and layer norms",
         "machine code": f"none ({why_not})" if why_not else f"by LLVM {machine.version()}",
+        "compiled kernels": "kept nowhere: " + reason if path is None else str(path),
     }
 
 

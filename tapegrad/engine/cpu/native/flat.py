@@ -96,7 +96,7 @@ class Flat:
             for k in operands:
                 needed.setdefault(k, i)
         self._groups = list(groups(self._entries, lifetimes[::-1], 0, end, end))
-        self._kernels = kernels.request({g.structure for g in self._groups})
+        self._kernels = kernels.request(g.structure for g in self._groups)
 
     def _bind(self) -> None:
         """Write down the rows of one turn, as :func:`machine.sequence` reads them."""

@@ -32,7 +32,7 @@ class Request:
     """Kernels of ``structures`` that calls wait for."""
 
     def __init__(self, structures: Iterable[Structure]) -> None:
-        self._structures = list(structures)
+        self._structures = list(dict.fromkeys(structures))  # in order: what is compiled together is kept together
 
     @property
     def ready(self) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from tapegrad.engine.cpu.native import objects
+
 HOW = "pip install 'tapegrad[native]'"
 """How to get the optional package."""
 _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
@@ -131,10 +133,11 @@ def compiled(text: str, names: list[str], level: int = 1) -> dict[str, int]:
     llvm, _ = _opened()
     module = llvm.parse_assembly(text)
     module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=level
-    )
+    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=level)
     engine = llvm.create_mcjit_compiler(module, machine)
+    name = objects.key(text, version(), cpu, features, str(level))
+    engine.set_object_cache(lambda _, data: objects.store(name, bytes(data)), lambda _: objects.load(name))
     engine.finalize_object()
     _engines.append(engine)
     return {name: engine.get_function_address(name) for name in names}

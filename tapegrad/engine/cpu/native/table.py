@@ -225,7 +225,7 @@ class Table:
         if fused:
             for (first, last), then in zip(self._stretches, self._behind, strict=True):
                 self._groups += groups(self._entries, self._lifetimes, first, last, then)
-            self._kernels = kernels.request({g.structure for g in self._groups})
+            self._kernels = kernels.request(g.structure for g in self._groups)
 
     def _lies(self, number: int, entry: Entry) -> Iterator[tuple[int, tuple[int, int] | None]]:
         """Point to the arrays of an entry; yield the number of each pointer, and its place if each call has another."""
