@@ -1,7 +1,7 @@
 """Machine code on disk, so that each structure is compiled once a machine, not once a process.
 
-The folder is ``TAPEGRAD_NATIVE_CACHE``, or ``tapegrad/native`` among the user's caches; ``TAPEGRAD_NATIVE_CACHE=0`` does
-without.  Whoever can write there can have this user run anything, so a folder or file of another user's, or one that
+The folder is ``TAPEGRAD_NATIVE_CACHE``, or ``tapegrad/native`` in the cache of the user; ``TAPEGRAD_NATIVE_CACHE=0`` is
+none.  Whoever can write there can have this user run anything, so a folder or file of another user's, or one that
 others may write, is not used.
 """
 
