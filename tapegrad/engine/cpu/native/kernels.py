@@ -83,13 +83,17 @@ def _compile(structures: list[Structure]) -> None:
 
 def _add(structures: list[Structure]) -> None:
     """Compile these, which are not there."""
-    names = [f"k{i}" for i in range(len(structures))]
-    text = "\n".join(map(function, names, structures))
-    called = sorted(set(re.findall(r"call (.+?) (@llvm[\w.]+)\(", text)))
-    text += "\n" + "\n".join(f"declare {kind} {name}({kind})" for kind, name in called)
-    addresses = machine.compiled(text, names)
-    for name, structure in zip(names, structures, strict=True):
+    names = {f"k{i}": structure for i, structure in enumerate(structures)}
+    addresses = machine.compiled(text_of(names), list(names))
+    for name, structure in names.items():
         _kernels[structure] = addresses[name] if _agrees(addresses[name], structure) else 0
+
+
+def text_of(structures: dict[str, Structure]) -> str:
+    """Return the text of a module with a function for each structure."""
+    text = "\n".join(function(name, structure) for name, structure in structures.items())
+    called = sorted(set(re.findall(r"call (.+?) (@llvm[\w.]+)\(", text)))
+    return text + "\n" + "\n".join(f"declare {kind} {name}({kind})" for kind, name in called)
 
 
 def _agrees(address: int, structure: Structure) -> bool:
