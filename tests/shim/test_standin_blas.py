@@ -178,7 +178,8 @@ def test_launch(cupy, compiler):
         kernel((1,), (32,), (x[2:], np.int32(7)))
     module.get_function("twice")
     assert x.tolist() == [0, 1, 4, 6, 8, 10, 12, 14, 16, 9] and standin.compiles == 1
-    assert standin.launches == [("twice", (1,), (32,), stream.ptr)]
+    (launch,) = standin.launches
+    assert (launch.name, launch.grid, launch.block, launch.stream) == ("twice", (1,), (32,), stream.ptr)
     kernel((1,), (32,), (x.data, np.int32(1)))
 
 
