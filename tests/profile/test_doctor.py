@@ -19,6 +19,7 @@ from cuda_cases import FAULTS, broken, installed
 
 import tapegrad as tg
 from tapegrad.device import CPU, cuda, kernel, onednn
+from tapegrad.engine.cpu.native import machine
 from tapegrad.profile import doctor, doctor_check, doctor_mpi
 from tapegrad.profile.cli import main
 from tapegrad.profile.recorder import checking
@@ -32,18 +33,18 @@ def cupy():
 
 
 @pytest.fixture(autouse=True)
-def unset(monkeypatch):
-    """Whoever runs the tests has asked for no device."""
-    monkeypatch.delenv("TAPEGRAD_DEVICE", raising=False)
+def quick(request):
+    """No device has been asked for, the self-test runs in its own tests alone, and no ranks are started.
 
-
-@pytest.fixture(autouse=True)
-def quick(request, monkeypatch):
-    """The self-test runs in its own tests alone, and no ranks are started."""
-    if not {"ledger", "pools"} & set(request.node.originalname.split("_")):
-        monkeypatch.setattr(doctor_check, "cpu", lambda: {"ok": True})
-        monkeypatch.setattr(doctor_check, "cuda", lambda index: {"ok": True})
-    monkeypatch.setattr(doctor_mpi, "launcher", lambda: None)
+    The fixture ``monkeypatch`` would come before ``cupy``, and put the stand-in that a test hides back when that is over.
+    """
+    with pytest.MonkeyPatch.context() as changed:
+        changed.delenv("TAPEGRAD_DEVICE", raising=False)
+        if not {"ledger", "pools"} & set(request.node.originalname.split("_")):
+            changed.setattr(doctor_check, "cpu", lambda: {"ok": True})
+            changed.setattr(doctor_check, "cuda", lambda index: {"ok": True})
+        changed.setattr(doctor_mpi, "launcher", lambda: None)
+        yield
 
 
 def run(*arguments, code=0, **options):
@@ -73,6 +74,8 @@ def test_a_sound_installation(cupy):
     assert found["kernels"]["files"] > 5 and "used bytes" in found["memory"]["pool of cuda:1"]
     assert found["CPU"]["threads"] == tg.get_num_threads() and "blas" in found["CPU"]["BLAS"].lower()
     assert ("none; pip install 'tapegrad[onednn]'" in found["CPU"]["oneDNN"]) == (onednn.library() is None)
+    assert found["CPU"]["machine code"].startswith("none (" if machine.why_not() else "by LLVM ")
+    assert found["CPU"]["compiled kernels"] == "kept nowhere: TAPEGRAD_NATIVE_CACHE=0"
     shown = run()
     of_device = "free 8.00 GiB, total 8.00 GiB, tapegrad's kernels run yes"
     for part in ("default device\n", "  name  cuda:0\n", of_device, "host pool"):

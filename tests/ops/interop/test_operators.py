@@ -137,7 +137,7 @@ def test_array_namespace():
 
 INNER = {
     "ops.elementwise.arithmetic": {"both_zero", "root_of_squares", "squared_size"},
-    "ops.create.transfer": {"to_device"}, "ops.products.attention": {"attention"},
+    "ops.create.transfer": {"to_device"}, "ops.products.attention": {"attended", "attention"},
     "ops.index.slices": {"from_rule", "joined", "summed"},
     "ops.products.attention_curvature": {"along", "gradient", "value"},
     "ops.shape.shape": {"flat_or_along", "infer_reduction", "kept_shape", "lift_axes", "shape_of", "sum_to"},
