@@ -36,7 +36,7 @@ def cupy():
 def quick(request):
     """No device has been asked for, the self-test runs in its own tests alone, and no ranks are started.
 
-    The fixture ``monkeypatch`` would come before ``cupy``, and put the stand-in that a test hides back when that is over.
+    The fixture ``monkeypatch`` would come before ``cupy``, and at the end put a stand-in back that a test has hidden.
     """
     with pytest.MonkeyPatch.context() as changed:
         changed.delenv("TAPEGRAD_DEVICE", raising=False)
