@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,26 @@ def errors_now() -> Any:
 
 
 def treating_errors(errors: Any) -> Any:
-    """A block with the error state ``errors``."""
-    return np.errstate(**errors)
+    """A block with the error state ``errors``; inside :func:`raising_errors` what is not ignored raises."""
+    return np.errstate(**_raised(errors) if _raising.get() else errors)
+
+
+@contextmanager
+def raising_errors() -> Iterator[None]:
+    """Raise FloatingPointError in the block for whatever the error state does not ignore: nothing is reported twice."""
+    token = _raising.set(True)
+    try:
+        with np.errstate(**_raised(np.geterr())):
+            yield
+    finally:
+        _raising.reset(token)
+
+
+def _raised(errors: Any) -> Any:
+    return {kind: mode if mode == "ignore" else "raise" for kind, mode in errors.items()}
+
+
+_raising: ContextVar[bool] = ContextVar("raising", default=False)
 
 
 _TEXTS = {"divide": "divide by zero", "over": "overflow", "under": "underflow", "invalid": "invalid value"}

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU
-from tapegrad.device.float_errors import treating_errors
+from tapegrad.device.float_errors import raising_errors, treating_errors
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import machine
@@ -91,11 +91,15 @@ class Code:
 
         ``begin`` brings the arguments to their places once more, if the calls must be made again to report an error.
         """
-        self._table.bind(outside)
-        try:
+        if not self._table.bind(outside):
             for block in self.blocks:
                 block(*outside)
-        except FlaggedError:
+            return
+        try:
+            with raising_errors():
+                for block in self.blocks:
+                    block(*outside)
+        except (FlaggedError, FloatingPointError):
             begin()
             self._table.failures += 1
             self.run_single(outside)

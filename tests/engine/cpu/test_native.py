@@ -340,6 +340,21 @@ def test_captured_functions_report_errors_as_eager_ones() -> None:
     assert f(x, y).numpy().tobytes() == many(x, y).numpy().tobytes()
 
 
+def test_errors_in_calls_of_every_kind_are_reported_once() -> None:
+    def f(x: Any) -> Any:
+        a = tg.sort(tg.log(x))  # a single call of NumPy's
+        b = tg.tanh(a) * 2.0 + tg.log(a - a) + tg.exp(x) * 3.0  # calls of loops and kernels
+        return (b * b + 1.0) * (b - b) / (x + 1.0)
+
+    captured = tg.function(f)
+    good, bad = (tg.asarray(np.array([first, 1.0, 2.0])) for first in (0.5, 0.0))
+    with np.errstate(all="ignore"):
+        for _ in range(3):
+            captured(good)
+    for mode in ("warn", "raise", "call", "log"):
+        assert report(mode, lambda: captured(bad)) == report(mode, lambda: f(bad))
+
+
 def test_arguments_that_are_not_aligned_are_copied() -> None:
     f = tg.function(many)
     n = 5000

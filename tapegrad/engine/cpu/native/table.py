@@ -136,7 +136,7 @@ Place = Callable[[Array], "tuple[int, int] | None"]
 
 
 class FlaggedError(Exception):
-    """A kernel met a floating-point error, which only its single ufuncs can report."""
+    """A floating-point error has occurred, which only single ufuncs can report."""
 
 
 class _Row(NamedTuple):
@@ -155,31 +155,31 @@ class _Rows:
     def __init__(self, rows: Sequence[_Row], stretches: Sequence[tuple[int, int]], pointers: Array) -> None:
         self.names = [row.name for row in rows]
         self.stretches = stretches
-        self._arrays: list[Array] = []
         self._source = pointers
         self._index = _XP.array([p for row in rows for p in row.pointers], _XP.int64)
         self._pointers = pointers.take(self._index)
         at = cxx.address(self._pointers)
-        counted = sum(machine.flag_bits().values())
-        words: list[int] = []
+        numbers: list[int] = []
+        starts = []
         for row in rows:
+            starts.append(8 * len(numbers))
             # The inner loop's size and strides come first: a loop without a nest looks at no others.
             inner_first = (-1, *range(len(row.shape) - 1))
-            numbers = self._address(
-                [row.shape[a] for a in inner_first] + [s[a] for a in inner_first for s in row.strides]
-            )
-            function, context, auxdata, flags = row.loop
-            if len(row.shape) > 1:
-                record = [function, context, auxdata, len(row.pointers), len(row.shape)]
-                function, context, auxdata = machine.nest(), self._address(record), 0
-            words += [function, context, auxdata, at, numbers, numbers + 8 * len(row.shape), flags * counted, 0]
-            at += 8 * len(row.pointers)
-        self.address = self._address(words)
-
-    def _address(self, numbers: Sequence[int]) -> int:
-        """The address of an array of ``numbers``, which lives as long as this."""
-        self._arrays.append(_XP.array(numbers, _XP.int64))
-        return cxx.address(self._arrays[-1])
+            numbers += [row.shape[a] for a in inner_first]
+            numbers += [s[a] for a in inner_first for s in row.strides]
+            numbers += [*row.loop[:3], len(row.pointers), len(row.shape)]  # the record of a nest
+        self._numbers = _XP.array(numbers, _XP.int64)
+        counted = sum(machine.flag_bits().values())
+        words: list[int] = []
+        for row, start in zip(rows, starts, strict=True):
+            axes, count = len(row.shape), len(row.pointers)
+            sizes = cxx.address(self._numbers) + start
+            strides = sizes + 8 * axes
+            called = row.loop[:3] if axes == 1 else (machine.nest(), strides + 8 * axes * count, 0)
+            words += [*called, at, sizes, strides, row.loop.flags * counted, 0]
+            at += 8 * count
+        self._words = _XP.array(words, _XP.int64)
+        self.address = cxx.address(self._words)
 
     def bind(self) -> None:
         """Take the pointers as they are now."""
@@ -278,10 +278,10 @@ class Table:
             pass
         return True
 
-    def bind(self, arrays: Sequence[Array], fused: bool = True) -> None:
+    def bind(self, arrays: Sequence[Array], fused: bool = True) -> bool:
         """Begin a replay: let pointers into memory of the present call point to ``arrays``.
 
-        ``fused``: where there are kernels, they do several calls at once.
+        ``fused``: where there are kernels, they do several calls at once.  Returns whether they do.
         """
         if self._kernels.ready:
             self._fuse()
@@ -290,11 +290,12 @@ class Table:
         for i, numbers, offsets in self._moving:
             self._pointers[numbers] = offsets + cxx.address(arrays[i])
         self._now.bind()
+        return self._now is self._fused
 
     def run(self, stretch: int) -> None:
         """Call the entries of a stretch; report floating-point errors as the error state says.
 
-        Raises FlaggedError where one has occurred in a kernel.
+        Raises FlaggedError, and reports nothing, where one has occurred while kernels serve.
         """
         rows: Any = self._now
         run, bits = machine.runner(), machine.flag_bits()
@@ -304,8 +305,7 @@ class Table:
         while first < last:
             first, flags = divmod(run(rows.address, first, last, mask), 64)
             if flags:
-                name = rows.names[first]
-                if name is None:
+                if rows is self._fused:
                     raise FlaggedError
-                report(name, [kind for kind, bit in bits.items() if flags & bit])
+                report(rows.names[first], [kind for kind, bit in bits.items() if flags & bit])
                 first += 1
