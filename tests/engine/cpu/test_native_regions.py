@@ -15,7 +15,7 @@ from tapegrad.engine.cpu.native import machine
 pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
 
 
-@pytest.fixture(autouse=True, params=["one tile", "tiles of 600", "tiles of 600, two threads"])
+@pytest.fixture(autouse=True, params=["one tile", "tiles of 600, two threads"])
 def cut(request: pytest.FixtureRequest) -> Iterator[None]:
     small, size, count = region.SMALL, tiles.TILE, tg.get_num_threads()
     region.set_small(1)
@@ -50,7 +50,7 @@ def bits(x: np.ndarray) -> bytes:
     return x.tobytes() if x.dtype == bool else np.where(np.isnan(x), np.nan, x).astype(x.dtype).tobytes()
 
 
-@pytest.mark.parametrize("n", [1, 7, 203, 5000])
+@pytest.mark.parametrize("n", [1, 203, 5000])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_later_runs_have_the_bits_of_the_first(chain: str, dtype: str, n: int) -> None:
@@ -78,7 +78,7 @@ def test_gradients_have_the_bits_of_the_first(dtype: str) -> None:
 @pytest.mark.parametrize("chain", CHAINS)
 def test_captured_regions_have_the_bits_of_eager_ones(chain: str) -> None:
     f = tg.function(CHAINS[chain])
-    for n in (5000, 5000, 5000, 5000, 300_000, 300_000, 300_000, 300_000):
+    for n in (5000, 5000, 5000, 200_000, 200_000, 200_000, 200_000):
         x, y, s = operands("f4", n)
         with np.errstate(all="ignore"):
             assert bits(f(x, y, s).numpy()) == bits(CHAINS[chain](x, y, s).numpy())
