@@ -14,7 +14,6 @@ import pytest
 pytest_plugins = ["tiers"]
 
 os.environ.setdefault("TAPEGRAD_NATIVE", "2")  # kernels are compiled before a captured function's second call
-os.environ.setdefault("TAPEGRAD_NATIVE_CACHE", "0")
 
 
 @functools.cache

@@ -36,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("everything" if everything else "tapegrad")
     if everything:
         config.option.markexpr = ""
+    if not os.environ.get("TAPEGRAD_NATIVE_CACHE"):
+        # What one process compiles serves the others, and the next session begins anew.
+        kept = tempfile.TemporaryDirectory(prefix="tapegrad-native-")
+        os.environ["TAPEGRAD_NATIVE_CACHE"] = kept.name
+        config.add_cleanup(kept.cleanup)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         # Hundreds of tests start interpreters, which would all compile the package anew.
         folder = tempfile.TemporaryDirectory(prefix="tapegrad-bytecode-")
