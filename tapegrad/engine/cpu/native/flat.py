@@ -15,7 +15,7 @@ from tapegrad.device import CPU, cxx
 from tapegrad.device.float_errors import reported
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import kernels, machine
-from tapegrad.engine.cpu.native.group import Entry, Lifetime, groups
+from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
 from tapegrad.engine.cpu.native.loops import Loop, function_at, loop_of
 from tapegrad.engine.cpu.native.ops import is_exact
 
@@ -50,12 +50,12 @@ class Flat:
         scratch: int, outputs: Sequence[int],
     ) -> None:  # fmt: skip
         """Take the ``outputs`` for needed behind the loop, and what is numbered from ``scratch`` on for not."""
-        self._steps, self._dtypes, self._single, self._scratch, self._outputs = steps, dtypes, single, scratch, outputs
+        self._steps, self._labels, self._dtypes, self._single = steps, labels, dtypes, single
+        self._scratch, self._outputs = scratch, outputs
         self._record: Array | None = None
-        self._kernels = kernels.NOTHING
-        entries = [self._entry(*pair) for pair in zip(steps, labels, strict=True)]
-        self._entries: list[Any] = [] if None in entries or machine.why_not() else entries
-        self._is_met = False
+        self._compiling: tuple[kernels.Request, list[Group], list[Entry]] | None = None
+        self._meetings = 0
+        """How often it was asked for before; beyond the second time only what is needed to run is kept."""
 
     def _entry(self, step: Step, label: str) -> Entry | None:
         f, operands, result = step
@@ -74,18 +74,21 @@ class Flat:
     @property
     def ready(self) -> bool:
         """Whether there is machine code.  It is asked for at the second time, and may take a while."""
-        if self._record is None and self._entries:
-            if not self._is_met:
-                self._is_met = True
-            elif self._kernels is kernels.NOTHING:
-                self.ask()
-            if self._kernels.ready:
-                self._bind()
+        if self._record is None:
+            self._meetings += 1
+            if self._meetings == 2:
+                self._compile()
+            if self._compiling is not None and self._compiling[0].ready:
+                self._bind(*self._compiling)
+                self._compiling = None
         return self._record is not None
 
-    def ask(self) -> None:
-        """Have kernels compiled."""
-        end = len(self._entries)
+    def _compile(self) -> None:
+        """Have kernels compiled, if all steps can be done by machine code."""
+        entries = [self._entry(*pair) for pair in zip(self._steps, self._labels, strict=True)]
+        if machine.why_not() or None in entries:
+            return
+        end = len(entries)
         needed = dict.fromkeys(self._outputs, end)
         lifetimes = []
         for i in range(end - 1, -1, -1):
@@ -95,23 +98,23 @@ class Flat:
                 needed.pop(result, None)
             for k in operands:
                 needed.setdefault(k, i)
-        self._groups = list(groups(self._entries, lifetimes[::-1], 0, end, end))
-        self._kernels = kernels.request(g.structure for g in self._groups)
+        done: list[Any] = entries
+        found = list(groups(done, lifetimes[::-1], 0, end, end))
+        self._compiling = kernels.request(g.structure for g in found), found, done
 
-    def _bind(self) -> None:
+    def _bind(self, request: kernels.Request, found: list[Group], entries: list[Entry]) -> None:
         """Write down the rows of one turn, as :func:`machine.sequence` reads them."""
         values = [(*operands, result) for _, operands, result in self._steps]
         rows: list[tuple[Loop, list[int]]] = []
-        of = {g.first: g for g in self._groups}
+        of = {g.first: g for g in found}
         at = 0
-        while at < len(self._entries):
+        while at < len(entries):
             g = of.get(at)
             if g is None:
-                rows.append((self._entries[at].loop, list(values[at])))
+                rows.append((entries[at].loop, list(values[at])))
             else:
-                address = self._kernels.address(g.structure)
+                address = request.address(g.structure)
                 if not address:  # it has other bits: all stays as it is
-                    self._entries = []
                     return
                 rows.append((Loop(address, 0, 0, True), [values[i][k] for i, k in g.operands]))
             at = at + 1 if g is None else g.last
