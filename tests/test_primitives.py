@@ -131,7 +131,7 @@ def test_a_primitive_without_samples_is_found():
     assert not good_samples(lonely)
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float64", "float32", "float16", "int64", "int32", "bool"))
 def test_inferred_aval_is_what_comes_out(prim, sample, dtype):
     xs = operands(prim, sample, dtype)
@@ -158,7 +158,7 @@ def test_a_view_lies_in_the_memory_of_its_operand(prim, sample, dtype):
     assert (base() is not None) == bool(y.size)
 
 
-@pytest.mark.sampled(1 / 2)
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float32", only=lambda prim, sample: prim.operands))
 def test_single_precision_agrees_with_double(prim, sample, dtype):
     narrow = operands(prim, sample, dtype)
@@ -185,7 +185,7 @@ def test_derivatives_to_second_order(prim, sample, dtype):
     check_grads(f, [xs[i] for i in where], order=2, **tolerance)
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float32", "float16", only=differentiable))
 def test_cotangents_have_the_operands_dtype(prim, sample, dtype):
     xs = operands(prim, sample, dtype)
@@ -201,7 +201,7 @@ def test_cotangents_have_the_operands_dtype(prim, sample, dtype):
             assert (g.shape, g.dtype) == (tensors[i].shape, tensors[i].dtype)
 
 
-@pytest.mark.sampled(1 / 2)
+@pytest.mark.sampled(1 / 3)
 @pytest.mark.parametrize(("prim", "sample", "dtype"), rows("float64", only=differentiable))
 def test_a_rule_reads_only_what_it_declares(prim, sample, dtype):
     """Poison: what the plan does not keep is overwritten with NaN between forward and backward."""
@@ -308,7 +308,7 @@ ELEMENTWISE = [
 ]
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.sampled(1 / 4)
 @pytest.mark.parametrize(("prim", "dtype"), ELEMENTWISE)
 def test_fused_equals_op_by_op(prim, dtype):
     """Bit for bit, for any layout of the leaves, tile size, number of threads, and wherever an operand comes from."""

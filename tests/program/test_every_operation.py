@@ -29,7 +29,7 @@ def small(request: pytest.FixtureRequest) -> Iterator[None]:
     region.set_small(before)
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.sampled(1 / 5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("op", CASES)

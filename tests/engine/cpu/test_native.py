@@ -80,7 +80,7 @@ LAYOUTS: dict[str, Callable[[list[Any], Any], tuple[list[Any], Any]]] = {
 }
 
 
-@pytest.mark.sampled(1 / 3)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("char", CHARS)
 def test_entries_have_the_bits_of_the_ufunc(char: str, layout: str) -> None:
