@@ -40,12 +40,14 @@ def test_programs_do_everything() -> None:
     assert {op.kind for op in ops.OPS} | {f"way: {way}" for way in ops.WAYS} <= kinds
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("seed", PROGRAMS)
 def test_random_programs(seed: int) -> None:
     program, found = failure(seed, Case.VARIANTS, 0.0)
     assert found is None, f"seed {seed}, {found['variant']}: {found['how']}\n{found['text']}"
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("seed", decisions.SEEDS)
 def test_counts_stay_within_those_written_down(seed: int) -> None:
     """Kernels, bytes, reruns and evictions are at most 2 % more than ``decisions.csv`` says."""

@@ -416,10 +416,10 @@ class Function(Generic[P, R]):
             wrong = first_difference(entry.program, tensors)
             replay = entry.replay or replay_of(entry.program)
             replay.run(tensors)
-            told = [replay.told(tensors)]
+            replays = [replay.told(tensors)]
             if not entry.program.device.lazy:
                 replay.run(tensors, single=True)
-                told.append(replay.told(tensors))
+                replays.append(replay.told(tensors))
             result = nest.flatten(eager(self._f, given, by_name))
             return wrong or next(filter(None, (difference(leaves, result, writes) for leaves, writes in told)), None)
 

@@ -185,14 +185,14 @@ class Tiling(Work):
         if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
             return tasks
         flat = _flat(program, tuple(self._layouts), tuple(x.dtype for x in arrays))
-        places = {cxx.address(x) for x in self._leaves}
-        if not flat.ready or any(cxx.address(x) in places for x in outputs):  # a tile could not be done again
+        read = {cxx.address(x) for x in self._leaves}
+        if not flat.ready or any(cxx.address(x) in read for x in outputs):  # a tile could not be done again
             return tasks
         count = len(program.scratch)
         scratch = [temporaries[i * count : (i + 1) * count] for i in range(len(workers))]
         return [
-            flat.task([*arrays, *rows], cut.chunk, cut.shape[0], again)
-            for rows, again in zip(scratch, tasks, strict=True)
+            flat.task([*arrays, *rows], cut.chunk, cut.shape[0], interpreted)
+            for rows, interpreted in zip(scratch, tasks, strict=True)
         ]
 
     def text(self) -> str:

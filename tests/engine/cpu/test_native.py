@@ -386,6 +386,9 @@ def test_explain_counts_kernels_loops_and_calls() -> None:
 SCRIPT = """
 import sys
 if "blocked" in sys.argv: sys.modules["llvmlite"] = None
+if "old" in sys.argv:
+    import llvmlite.binding
+    llvmlite.binding.llvm_version_info = (15, 0, 7)
 import numpy as np, tapegrad as tg
 from tapegrad.engine.cpu.native import machine
 @tg.function
@@ -408,6 +411,8 @@ def run(*args: str, **env: str) -> list[str]:
 
 def test_without_the_extra_or_switched_off_the_bits_are_the_same() -> None:
     native, behind, blocked, off = run(), run(TAPEGRAD_NATIVE="1"), run("blocked"), run(TAPEGRAD_NATIVE="0")
-    assert native[0] == behind[0] == blocked[0] == off[0]
+    old = run("old")
+    assert native[0] == behind[0] == blocked[0] == off[0] == old[0]
+    assert "LLVM 15, which is too old: pip install" in old[1]
     assert native[1] == "" and "tapegrad[native]" in blocked[1] and "TAPEGRAD_NATIVE=0" in off[1]
     assert native[2] == "True" and off[2] == "False"

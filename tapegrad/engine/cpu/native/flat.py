@@ -99,14 +99,14 @@ class Flat:
             for k in operands:
                 needed.setdefault(k, i)
         done: list[Any] = entries
-        found = list(groups(done, lifetimes[::-1], 0, end, end))
-        self._compiling = kernels.request(g.structure for g in found), found, done
+        fused = list(groups(done, lifetimes[::-1], 0, end, end))
+        self._compiling = kernels.request(g.structure for g in fused), fused, done
 
-    def _bind(self, request: kernels.Request, found: list[Group], entries: list[Entry]) -> None:
+    def _bind(self, request: kernels.Request, fused: list[Group], entries: list[Entry]) -> None:
         """Write down the rows of one turn, as :func:`machine.sequence` reads them."""
         values = [(*operands, result) for _, operands, result in self._steps]
         rows: list[tuple[Loop, list[int]]] = []
-        of = {g.first: g for g in found}
+        of = {g.first: g for g in fused}
         at = 0
         while at < len(entries):
             g = of.get(at)
@@ -126,9 +126,12 @@ class Flat:
         self._record = _XP.array(words, _XP.int64)
 
     def task(
-        self, arrays: Sequence[Array], chunk: int, length: int, again: Callable[[int], None]
+        self, arrays: Sequence[Array], chunk: int, length: int, fallback: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """Return what does a tile of ``chunk`` elements by its number; ``again`` does it by NumPy, to report errors."""
+        """Return a function that does a tile of ``chunk`` elements, by its number.
+
+        ``fallback`` does it once more by NumPy's calls, which report floating-point errors.
+        """
         record: Any = self._record
         count = len(arrays)
         first = _XP.array([*(cxx.address(x) for x in arrays), 0], _XP.int64)
@@ -142,6 +145,6 @@ class Flat:
             pointers = cxx.address(words)
             flags = run(at, pointers, pointers + 8 * count, None, None)
             if flags and flags & sum(bits[kind] for kind in reported()):
-                again(number)
+                fallback(number)
 
         return task

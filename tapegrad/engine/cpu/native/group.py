@@ -46,7 +46,7 @@ class Lifetime(NamedTuple):
 class Group(NamedTuple):
     """Entries from ``first`` up to ``last``, and the kernel that stands for them.
 
-    ``operands``: where each operand of the kernel lies: the number of an entry, and of one of its arrays.
+    ``operands``: the memory of each operand of the kernel: the number of an entry, and of one of its arrays.
     """
 
     first: int
@@ -66,8 +66,8 @@ def groups(
     """
     while first < last:
         growing = _grown(entries, lifetimes, first, last)
-        while wrong := growing.stored_over_a_leaf(lifetimes[growing.last].step if growing.last < last else then):
-            growing = _grown(entries, lifetimes, first, wrong)
+        while stored := growing.stored_over_a_leaf(lifetimes[growing.last].step if growing.last < last else then):
+            growing = _grown(entries, lifetimes, first, stored)
         if growing.last - first > 1 or (growing.last > first and entries[first].name in ("copyto", "where")):
             yield growing.group(lifetimes[growing.last].step if growing.last < last else then)
         first = max(growing.last, first + 1)
@@ -82,7 +82,7 @@ def _grown(entries: Sequence[Entry], lifetimes: Sequence[Lifetime], first: int, 
 
 
 class _Operand(NamedTuple):
-    """How an array lies: its first address, its strides along the loops, its dtype's character."""
+    """The layout of an array: its first address, its strides along the loops, its dtype's character."""
 
     address: int
     strides: tuple[int, ...]
@@ -90,13 +90,13 @@ class _Operand(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """How it lies along the inner loop."""
+        """The layout along the inner loop."""
         size = {"f": 4, "d": 8, "?": 1}[self.char]
         return SAME if self.strides[-1] == size else STRIDED if self.strides[-1] else SCALAR
 
 
 class _Value(NamedTuple):
-    """The result of op ``number``, which lies somewhere from entry ``entry`` on."""
+    """The result of op ``number``, which is in memory from entry ``entry`` on."""
 
     number: int
     entry: int
@@ -112,11 +112,11 @@ class _Growing:
         self._ops: dict[tuple[str, str, tuple[int, ...], str], int] = {}
         """The number of each op: its name, its operands' dtype, their numbers (of a leaf; ~ of an op), its dtype."""
         self._values: dict[_Operand, _Value] = {}
-        """Results by where they lie, but for those that later ones have taken the place of."""
+        """Results by their layouts, but for those that later ones have overwritten."""
         self._written: list[tuple[int, int]] = []
         self._shape: tuple[int, ...] = ()
         self._over_leaves: list[int] = []
-        """Entries whose results lie over what the kernel reads: it must not store them."""
+        """Entries whose results overlap what the kernel reads: it must not store them."""
 
     def joins(self) -> bool:
         """Add the next entry, if it can join."""
@@ -142,7 +142,7 @@ class _Growing:
         if any(r != result and _meet(span, s) for r, s in leaves.items()):
             self._over_leaves.append(self.last)
         gone = [
-            v for v, there in self._values.items() if v != result and _meet(span, self._entries[there.entry].spans[-1])
+            v for v, value in self._values.items() if v != result and _meet(span, self._entries[value.entry].spans[-1])
         ]
         step = self._lifetimes[self.last].step
         if any(self._lifetimes[self._values[v].entry].until >= step for v in gone):
@@ -159,21 +159,21 @@ class _Growing:
         return True
 
     def stored_over_a_leaf(self, then: int) -> int:
-        """The first entry whose result lies over a leaf and is needed by step ``then`` or later; 0: there is none."""
+        """The first entry whose result overlaps a leaf and is needed by step ``then`` or later; 0: there is none."""
         return next((i for i in self._over_leaves if self._lifetimes[i].until >= then), 0)
 
     def group(self, then: int) -> Group:
         """The group, behind which comes step ``then``."""
         count = len(self._leaves)
         number = lambda ref: ref if ref >= 0 else count + ~ref
-        stored = [(lies, v) for lies, v in self._values.items() if self._lifetimes[v.entry].until >= then]
+        stored = [(operand, v) for operand, v in self._values.items() if self._lifetimes[v.entry].until >= then]
         structure = Structure(
             tuple((leaf.char, leaf.kind) for leaf in self._leaves),
             tuple((name, char, tuple(map(number, refs)), to) for name, char, refs, to in self._ops),
-            tuple((count + v.number, lies.kind) for lies, v in stored),
+            tuple((count + v.number, operand.kind) for operand, v in stored),
         )
         operands = (*self._leaves.values(), *((v.entry, len(self._entries[v.entry].arrays) - 1) for _, v in stored))
-        strides = tuple(lies.strides for lies in (*self._leaves, *(lies for lies, _ in stored)))
+        strides = tuple(operand.strides for operand in (*self._leaves, *(operand for operand, _ in stored)))
         return Group(self.first, self.last, structure, operands, self._shape, strides)
 
     def _shares_loops(self, entry: Entry) -> bool:
@@ -186,13 +186,12 @@ class _Growing:
             return False
         if len(entry.shape) == 1:
             return all(s[0] in (0, x.itemsize) for s, x in zip(entry.strides, entry.arrays, strict=True))
-        lies = [*self._leaves, *self._values]
-        if len(self._shape) > 1 or any(v.kind == STRIDED for v in lies):
+        if len(self._shape) > 1 or any(v.kind == STRIDED for v in (*self._leaves, *self._values)):
             return False
         self._shape = entry.shape
         nested = lambda v: v._replace(strides=self._nested(v.strides))
-        self._leaves = {nested(v): there for v, there in self._leaves.items()}
-        self._values = {nested(v): there for v, there in self._values.items()}
+        self._leaves = {nested(v): place for v, place in self._leaves.items()}
+        self._values = {nested(v): value for v, value in self._values.items()}
         return True
 
     def _nested(self, strides: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from tapegrad.engine.cpu.native import objects
 
 HOW = "pip install 'tapegrad[native]'"
 """How to get the optional package."""
+_LEAST_LLVM = (20, 0, 0)
+"""The oldest LLVM that the tests have run with (llvmlite 0.45)."""
 _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
 
@@ -29,6 +31,8 @@ def _opened() -> tuple[Any, str]:
     try:
         import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
+        if llvm.llvm_version_info < _LEAST_LLVM:
+            return None, f"llvmlite has LLVM {llvm.llvm_version_info[0]}, which is too old: {HOW} --upgrade"
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         llvm.initialize_native_asmparser()
@@ -124,6 +128,13 @@ def flag_bits() -> dict[str, int]:
     )
 
 
+@cache
+def _processor() -> tuple[str, str]:
+    """The name and the features of this processor, in LLVM's words."""
+    llvm, _ = _opened()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
 _engines: list[Any] = []
 """Own machine code."""
 
@@ -133,7 +144,7 @@ def compiled(text: str, names: list[str], level: int = 1) -> dict[str, int]:
     llvm, _ = _opened()
     module = llvm.parse_assembly(text)
     module.verify()
-    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    cpu, features = _processor()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=level)
     engine = llvm.create_mcjit_compiler(module, machine)
     name = objects.key(text, version(), cpu, features, str(level))

@@ -27,12 +27,12 @@ def folder() -> tuple[Path | None, str]:
     path = Path(given) if given else _users() / "tapegrad" / "native"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
+        info = path.lstat()
     except OSError as e:
         return None, f"{path}: {e.strerror}"
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(info.st_mode):
         return None, f"{path} is no folder"
-    return (path, "") if _is_private(found) else (None, f"{path} belongs to another user, or others may write there")
+    return (path, "") if _is_private(info) else (None, f"{path} belongs to another user, or others may write there")
 
 
 def _users() -> Path:
@@ -44,9 +44,9 @@ def _users() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def _is_private(found: os.stat_result) -> bool:
+def _is_private(info: os.stat_result) -> bool:
     """Whether this user owns it and nobody else may write it.  (Windows keeps the folder for its user by itself.)"""
-    return sys.platform == "win32" or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+    return sys.platform == "win32" or (info.st_uid == os.geteuid() and not info.st_mode & 0o022)
 
 
 def key(*parts: str) -> str:
@@ -61,8 +61,8 @@ def load(name: str) -> bytes | None:
         return None
     try:
         with (path / name).open("rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or not _is_private(found):
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) or not _is_private(info):
                 return None
             content = file.read()
     except OSError:

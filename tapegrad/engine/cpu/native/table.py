@@ -113,11 +113,11 @@ def _nest(arrays: Sequence[Array]) -> Loops | None:
 
 
 def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether the result shares bytes with an operand other than by lying exactly where it does: then NumPy copies."""
+    """Whether the result overlaps an operand but in the very same elements: then NumPy copies the operand."""
     out, (low, high) = arrays[-1], spans[-1]
-    lies = lambda x: () if x.size == 1 else (x.strides, x.shape)
+    layout = lambda x: () if x.size == 1 else (x.strides, x.shape)
     return any(
-        first < high and low < end and (first, lies(x)) != (low, lies(out))
+        first < high and low < end and (first, layout(x)) != (low, layout(out))
         for x, (first, end) in zip(arrays[:-1], spans, strict=False)
     )
 
@@ -132,7 +132,7 @@ def _span(x: Array) -> tuple[int, int]:
 
 
 Place = Callable[[Array], "tuple[int, int] | None"]
-"""Of an array on memory of the present call: which memory, and the offset in bytes; None: it lies where it lies."""
+"""Of an array on memory of the present call: which memory, and the offset in bytes; None: its address is fixed."""
 
 
 class FlaggedError(Exception):
@@ -216,9 +216,9 @@ class Table:
         self._pointers = _XP.zeros(self._starts[-1], _XP.int64)
         moving: dict[int, list[tuple[int, int]]] = {}
         for number, entry in enumerate(self._entries):
-            for at, there in self._lies(number, entry):
-                if there is not None:
-                    moving.setdefault(there[0], []).append((at, there[1]))
+            for at, place in self._point_to(number, entry):
+                if place is not None:
+                    moving.setdefault(place[0], []).append((at, place[1]))
         self._moving = [(i, *_XP.array(pairs).T) for i, pairs in moving.items()]
         rows = [self._row(number) for number in range(len(self._entries))]
         self._single = _Rows(rows, self._stretches, self._pointers)
@@ -227,13 +227,13 @@ class Table:
                 self._groups += groups(self._entries, self._lifetimes, first, last, then)
             self._kernels = kernels.request(g.structure for g in self._groups)
 
-    def _lies(self, number: int, entry: Entry) -> Iterator[tuple[int, tuple[int, int] | None]]:
+    def _point_to(self, number: int, entry: Entry) -> Iterator[tuple[int, tuple[int, int] | None]]:
         """Point to the arrays of an entry; yield the number of each pointer, and its place if each call has another."""
         for at, x in enumerate(entry.arrays, self._starts[number]):
-            there = self._place(x)
-            if there is None:
+            place = self._place(x)
+            if place is None:
                 self._pointers[at] = cxx.address(x)
-            yield at, there
+            yield at, place
 
     def _row(self, number: int) -> _Row:
         entry = self._entries[number]
@@ -268,13 +268,13 @@ class Table:
         return names.count(None), len(names) - names.count(None)
 
     def change(self, number: int, call: Call) -> bool:
-        """Make ``call`` in place of the entry, whose arrays lay alike; False if it cannot be one."""
+        """Make ``call`` in place of the entry, whose arrays had the same layouts; False if it cannot be one."""
         entry = entry_of(call)
         old = self._entries[number]
         if entry is None or (entry.loop, entry.shape, entry.strides) != (old.loop, old.shape, old.strides):
             return False
         self._entries[number] = entry
-        for _ in self._lies(number, entry):
+        for _ in self._point_to(number, entry):
             pass
         return True
 
