@@ -421,7 +421,7 @@ class Function(Generic[P, R]):
                 replay.run(tensors, single=True)
                 replays.append(replay.told(tensors))
             result = nest.flatten(eager(self._f, given, by_name))
-            return wrong or next(filter(None, (difference(leaves, result, writes) for leaves, writes in told)), None)
+            return wrong or next(filter(None, (difference(leaves, result, writes) for leaves, writes in replays)), None)
 
     def _known(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Tensor]]:
         """The signature of these arguments, which has a program, and the tensors.  Raises FunctionError."""
