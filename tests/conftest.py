@@ -13,8 +13,6 @@ import pytest
 
 pytest_plugins = ["tiers"]
 
-os.environ.setdefault("TAPEGRAD_NATIVE", "2")  # kernels are compiled before a captured function's second call
-
 
 @functools.cache
 def why_no_cuda() -> str | None:
@@ -46,6 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and (why := why_no_cuda()):
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture
+def kernels_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured functions and regions wait for their kernels, where there is machine code."""
+    monkeypatch.setenv("TAPEGRAD_NATIVE", "2")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,6 +22,11 @@ PROGRAMS = (0, 1, 2, 4, *range(6, 31))
 """Seeds; the search for plans takes half a minute in those left out (``programs.search`` runs them)."""
 
 
+@pytest.fixture(autouse=True)
+def kernels(kernels_at_once: None) -> None:
+    """Captured functions and regions run by machine code, where there is some."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def warm() -> None:
     """What is imported at its first use need not be looked at by the collector again and again."""

@@ -28,7 +28,7 @@ REDUCTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize(
     ("name", "axes"), [(name, axes) for name in REDUCTIONS for axes in AXES if name == "sum" or axes in AXES[:5:2]]
 )
@@ -68,7 +68,7 @@ def test_reductions_of_every_second_axis(axes, cuda, on):
     same_bits(tg.sum(on(cuda, base) * 1, axis=axes), base.sum(axes))
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize(("shape", "axes"), SPLIT, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex64"])
 def test_long_rows_and_columns_are_split(shape, axes, dtype, cuda, on):
@@ -119,7 +119,7 @@ def test_half_precision_is_summed_in_single(cuda, on):
     same_bits(tg.sum(on(cuda, np.full(70000, 30000, "int16"))), np.int64(2100000000))
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize(("shape", "axes"), [*SPLIT, *WHOLE], ids=str)
 def test_the_order_of_additions_is_fixed_by_shape(shape, axes, rng, cuda, on):
     dtype = "float16" if axes == (0,) else "float32"

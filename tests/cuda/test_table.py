@@ -235,7 +235,7 @@ def _real(y: Tensor, dtype: str) -> Tensor:
     return dispatch.cast(tg.real(y) + 2 * tg.imag(y) if y.dtype.kind == "c" else y, np.dtype(dtype))
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_fused_equals_op_by_op(dtype, cuda):
     """Bit for bit: a value in a register and the same value read back from memory, also with a sum behind it."""

@@ -13,7 +13,7 @@ from kernel_modules import attention_tiles
 from tapegrad.device.numerics import attention as blocks
 from tapegrad.device.numerics.attention_cut import Weighting
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 KINDS = {
     "float32": np.dtype("float32"), "tf32": np.dtype("float32"), "float16": np.dtype("float16"),
@@ -105,7 +105,7 @@ def compared(device, kind, number, shape, how, forward_mode=True):
         both(f"tangent {of}", cuda.tangent, blocks.tangent, g.shape, (u,), (of,), of=of)
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_derivatives(kind, emulated):
     for number, (shape, how) in OF_KIND[kind]:
@@ -124,7 +124,7 @@ def test_more_rows_of_many_blocks_change_no_bit(emulated, monkeypatch):
     compared(emulated, "float16", 0, ((), 140, 2, 70, 1, 8, 16), how, forward_mode=False)
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_no_access_is_forbidden(kind, watched):
     """Several tiles, the last of which are cut: every access in its array, none that a barrier should be between."""

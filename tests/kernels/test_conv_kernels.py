@@ -16,7 +16,7 @@ from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
 from tapegrad.ops.products.convolution_bias import conv_bias_p, conv_bias_relu_p
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 TOLERANCES = {"float32": 2e-6, "float64": 1e-13, "float16": 2e-3, "bfloat16": 1.6e-2, "complex64": 3e-6}
 CASES = {
@@ -84,7 +84,7 @@ def close(got: np.ndarray, expected: np.ndarray, case: str, slack: float = 1.0) 
 OTHERS = ["float64", "float16", ml_dtypes.bfloat16, "complex64"]
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [*((case, "float32") for case in CASES), *((case, t) for t in OTHERS for case in ("all at once", "depthwise"))],
@@ -95,7 +95,7 @@ def test_like_the_cpu(case, dtype, emulated):
         close(found(emulated, prim, *rest), wanted(prim, *rest), f"{case}: {prim.name}")
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16], ids=str)
 @pytest.mark.parametrize("case", [case for case in CASES if case not in FEW])
 def test_tensor_cores_multiply_what_is_rounded(case, dtype, emulated):
@@ -134,7 +134,7 @@ def test_bits_do_not_depend_on_how_operands_lie(case, lay, emulated):
         np.testing.assert_array_equal(found(emulated, prim, operands, *rest), found(emulated, prim, plain, *rest))
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16, "float64"], ids=str)
 @pytest.mark.parametrize("case", ["all at once", "depthwise", "many rows", "1x1 strided"])
 def test_what_follows_a_product_gives_the_bits_of_operations_of_their_own(case, dtype, emulated):

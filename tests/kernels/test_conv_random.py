@@ -14,7 +14,7 @@ from tapegrad.device.numerics.windows import Moves
 from tapegrad.ops.products.convolution import conv_in_w_p, conv_in_x_p, conv_p
 from tapegrad.ops.products.convolution_bias import conv_bias_relu_p
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 torch = pytest.importorskip("torch")
 

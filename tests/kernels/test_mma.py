@@ -9,7 +9,7 @@ from shim import nvrtc
 
 from tapegrad.device.kernel import options
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 WARPS = 2
 TEXT = f"""#include "mma.cuh"

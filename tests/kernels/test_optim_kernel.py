@@ -21,7 +21,7 @@ from tapegrad.errors import DeviceError
 from tapegrad.ops import updates
 from tapegrad.tensor import from_array
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 SIZES = [1, 0, 3, 8, 17, many.CHUNK - 1, many.CHUNK, 0, many.CHUNK + 1, 2 * many.CHUNK + 13]
@@ -158,7 +158,7 @@ def with_halves(case: str, sizes: list[int], half: Any, gradient: Any) -> list[l
     return [*columns, halves]
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_every_bit_is_that_of_array_operations(gpu, case, dtype) -> None:
@@ -167,7 +167,7 @@ def test_every_bit_is_that_of_array_operations(gpu, case, dtype) -> None:
     assert gpu.launches == [("tg_" + CASES[case][0], (11,))]  # blocks: one for each chunk, none for empty tensors
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_arrays_that_are_not_aligned(gpu, case, dtype) -> None:
@@ -177,7 +177,7 @@ def test_arrays_that_are_not_aligned(gpu, case, dtype) -> None:
     assert_same(update(case, odd, gpu), update(case, arrays, CPU))
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("gradient", [None, np.float32], ids=["half gradients", "float32 gradients"])
 @pytest.mark.parametrize("half", DTYPES[2:])
 @pytest.mark.parametrize("case", CASES)
@@ -192,7 +192,7 @@ def test_half_variables_take_one_launch_of_the_same_bits(gpu, case, half, gradie
     assert gpu.launches == [("tg_" + CASES[case][0], (11,))]
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("make", [
     lambda case, sizes: operands(case, sizes, np.float32), lambda case, sizes: operands(case, sizes, np.float16),
     lambda case, sizes: with_halves(case, sizes, np.float16, np.float16),

@@ -7,7 +7,7 @@ from tapegrad.device.dtypes import float32, float64, uint16
 from tapegrad.device.kernel import options
 from tapegrad.device.numerics import bits
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 KEYS = [(0, 0), (12345, 7), ((1 << 127) + 98765432109876543210, (1 << 64) - 3), ((1 << 128) - 1, (1 << 256) - 2)]
 

@@ -6,7 +6,7 @@ from shim.trial import ORDERS
 
 from tapegrad.device.kernel import options
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 BLOCKS, GROUPS = 9, 3
 TEXT = """#include "reduce.cuh"

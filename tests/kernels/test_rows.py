@@ -13,7 +13,7 @@ from tapegrad.ops.rows.cross_entropy import cross_entropy_p, cross_entropy_vjp_p
 from tapegrad.ops.rows.normalization import layer_norm_p, layer_norm_vjp_gamma_p, layer_norm_vjp_p, layer_norm_vjp_x_p
 from tapegrad.ops.rows.softmax import log_softmax_p, log_softmax_vjp_p, softmax_p, softmax_vjp_p
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 WIDTHS = [1, 2, 3, 31, 32, 33, 1023, 1024, 1025, 5000, 5001, 9000]
 FLOATS = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -161,7 +161,7 @@ def test_many_rows_of_gamma(emulated):
     _compare(layer_norm_vjp_gamma_p, found, _expected(layer_norm_vjp_gamma_p, (x, g), (9,), {"eps": EPS}), (x,))
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize(("rows", "width"), [(700, 9), (1300, 8), (650, 600), (45, 5000)])
 @pytest.mark.parametrize("order", ["forward", "reverse", "shuffle:3"])
 def test_columns_of_many_rows_are_summed_in_one_order(rows, width, order, emulated):
@@ -229,7 +229,7 @@ def _reduce(device, x, op, order="forward"):
     return warps, blocks
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("op", UFUNCS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint64", "int8", "complex64", "complex128"])
 def test_reductions(emulated, dtype, op):

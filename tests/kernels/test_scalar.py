@@ -13,7 +13,7 @@ from tapegrad.device import CPU, cxx
 from tapegrad.device.kernel import options
 from tapegrad.ops.dispatch import infer_bool
 
-pytestmark = pytest.mark.sampled(1 / 4)
+pytestmark = pytest.mark.sampled(1 / 6)
 
 assert tg.__all__  # loads all that declares
 PRIMITIVES = [
@@ -164,7 +164,7 @@ def _check(prim, name, found, expected):
     )
 
 
-@pytest.mark.sampled(1 / 4)
+@pytest.mark.sampled(1 / 6)
 @pytest.mark.parametrize("name", ["bool", *INTS, *HALVES, *FLOATS, *COMPLEX])
 def test_expressions(emulated, name):
     checked = 0

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.engine.cpu.native import machine
 from tapegrad.engine.cpu.native.group import Lifetime, groups
 from tapegrad.engine.cpu.native.table import Table, entry_of
 from tapegrad.engine.work import into
 
-pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
+pytestmark = pytest.mark.usefixtures("machine_code")
 
 UFUNCS = sorted(
     name

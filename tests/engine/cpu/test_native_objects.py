@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tapegrad.engine.cpu.native import machine, objects
+from tapegrad.engine.cpu.native import objects
 
 PRIVATE = pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps such folders for their user by itself")
 
@@ -84,7 +84,7 @@ print(len(loaded), loaded.count(None), y.numpy().tobytes().hex()[:64])
 """
 
 
-@pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
+@pytest.mark.usefixtures("machine_code")
 def test_the_next_process_compiles_nothing() -> None:
     def run() -> list[str]:
         return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout.split()

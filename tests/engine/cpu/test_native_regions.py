@@ -10,9 +10,8 @@ import pytest
 import tapegrad as tg
 from tapegrad.engine import region
 from tapegrad.engine.cpu import tiles
-from tapegrad.engine.cpu.native import machine
 
-pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
+pytestmark = pytest.mark.usefixtures("machine_code")
 
 
 @pytest.fixture(autouse=True, params=["one tile", "tiles of 600, two threads"])

@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from tapegrad.engine.cpu.native import machine
 from tapegrad.engine.cpu.native.emit import Structure, function
 from tapegrad.engine.cpu.native.kernels import text_of
 
-pytestmark = pytest.mark.skipif(bool(machine.why_not()), reason=f"no machine code: {machine.why_not()}")
+pytestmark = pytest.mark.usefixtures("machine_code")
 
 TARGETS = [
     ("x86_64-unknown-linux-gnu", "x86-64", ""), ("x86_64-unknown-linux-gnu", "znver3", ""),

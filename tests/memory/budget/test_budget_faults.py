@@ -311,6 +311,7 @@ def programs() -> dict[str, Callable[[], list[np.ndarray]]]:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize("program", ["no budget", "tight", "wide", "persistent", "nested", "loop", "offload"])
 def test_after_ctrl_c_at_any_moment_a_following_block_is_right(program: str) -> None:
     run = programs()[program]
@@ -324,6 +325,7 @@ def test_after_ctrl_c_at_any_moment_a_following_block_is_right(program: str) -> 
     assert where
 
 
+@pytest.mark.sampled(1 / 2)
 def test_a_tape_whose_gradient_was_interrupted_can_be_asked_again_in_another_block() -> None:
     x, base = c64(X), live()
     with tg.memory_budget(base + 9 * X.nbytes), tg.GradientTape(persistent=True) as tape:

@@ -57,6 +57,7 @@ def test_live_bytes_are_those_that_numpy_has_allocated(part: int) -> None:
     assert checked == 3
 
 
+@pytest.mark.sampled(1 / 2)
 @pytest.mark.parametrize(
     ("files", "error"), [("<program", PlantedError), (PACKAGE, KeyboardInterrupt)], ids=["error", "interrupt"]
 )

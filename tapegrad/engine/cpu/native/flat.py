@@ -29,7 +29,7 @@ Step = tuple[Any, tuple[int, ...], int]
 
 def is_interpreted() -> bool:
     """Whether regions run by NumPy's calls alone, in this thread and here."""
-    return _interpreted.get()
+    return _interpreted.get() or machine.is_off()
 
 
 @contextmanager

@@ -24,8 +24,6 @@ _X86, _ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 @cache
 def _opened() -> tuple[Any, str]:
     """The module llvmlite.binding with the native target, and why there is none."""
-    if os.environ.get("TAPEGRAD_NATIVE") == "0":
-        return None, "TAPEGRAD_NATIVE=0"
     if platform.machine().lower() not in (*_X86, *_ARM):
         return None, f"no machine code for {platform.machine()}"
     try:
@@ -100,12 +98,17 @@ def runner() -> Callable[[int, int, int, int], int] | None:
     It calls the entries from ``first`` up to ``last``, without the interpreter's lock, and returns 64 times the number
     of the first one after which flags of ``mask`` are up, plus these flags; or 64 times ``last``.
     """
-    return _ready()[0]
+    return None if is_off() else _ready()[0]
 
 
 def why_not() -> str:
     """Return the reason why no machine code runs; empty if it does."""
-    return _ready()[2]
+    return "TAPEGRAD_NATIVE=0" if is_off() else _ready()[2]
+
+
+def is_off() -> bool:
+    """Whether the user wants no machine code."""
+    return os.environ.get("TAPEGRAD_NATIVE") == "0"
 
 
 def version() -> str:

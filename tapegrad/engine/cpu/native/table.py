@@ -191,6 +191,7 @@ class Table:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self._run: Any = machine.runner()
         self._entries: list[Entry] = []
         self._lifetimes: list[Lifetime] = []
         self._stretches: list[tuple[int, int]] = []
@@ -298,12 +299,11 @@ class Table:
         Raises FlaggedError, and reports nothing, where one has occurred while kernels serve.
         """
         rows: Any = self._now
-        run, bits = machine.runner(), machine.flag_bits()
-        assert run is not None
+        bits = machine.flag_bits()
         first, last = rows.stretches[stretch]
         mask = sum(bits[kind] for kind in reported())
         while first < last:
-            first, flags = divmod(run(rows.address, first, last, mask), 64)
+            first, flags = divmod(self._run(rows.address, first, last, mask), 64)
             if flags:
                 if rows is self._fused:
                     raise FlaggedError
