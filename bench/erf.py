@@ -1,10 +1,10 @@
-"""How fast and how close are erf and erfc of tapegrad.ops.elementwise._erf, against SciPy and PyTorch on one thread?
+"""How fast and how close are erf and erfc, against SciPy and PyTorch, on one thread?
 
     python bench/erf.py [--size 1048576] [--rounds 25] [--json results.json]
 
-Ours is called tile by tile, as the engine does; the others on the whole array, each writing into memory that exists.
-The functions take turns within a round, so that a busy machine slows all of them. SciPy and PyTorch may be missing.
-Ratios above 1 mean that ours is slower. The error column compares with ``math.erf`` and ``math.erfc``.
+Each makes an array for its result.  The functions take turns within a round, so that a busy machine slows all of them.
+SciPy and PyTorch may be missing.  Ratios above 1 mean that ours is slower. The error column
+compares with ``math.erf`` and ``math.erfc``.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 
-from tapegrad.ops.elementwise import _erf
+import tapegrad as tg
 
 try:
     import scipy
@@ -29,27 +29,16 @@ try:
 except ImportError:
     torch = None
 
-TILE = 1 << 16
-
 
 def contenders(name, x):
-    """Name -> (call that computes ``name`` of x, the array it writes)."""
-    ours = getattr(_erf, name)
-    out = np.empty_like(x)
-    tiles = [(out[i : i + TILE], x[i : i + TILE]) for i in range(0, x.size, TILE)]
-
-    def run_tiles():
-        for o, i in tiles:
-            ours(np, o, i)
-
-    calls = {"tapegrad": (run_tiles, out)}
+    """Name -> call that computes ``name`` of x, and returns an array."""
+    operand, ours = tg.asarray(x), getattr(tg, name)
+    calls = {"tapegrad": lambda: ours(operand).numpy()}
     if scipy:
-        out_scipy, scipys = np.empty_like(x), getattr(scipy.special, name)
-        calls["scipy"] = (lambda: scipys(x, out=out_scipy), out_scipy)
+        calls["scipy"] = lambda: getattr(scipy.special, name)(x)
     if torch:
-        out_torch, torchs = np.empty_like(x), getattr(torch, name)
-        x_t, out_t = torch.from_numpy(x), torch.from_numpy(out_torch)
-        calls["torch"] = (lambda: torchs(x_t, out=out_t), out_torch)
+        operand_t = torch.from_numpy(x)
+        calls["torch"] = lambda: getattr(torch, name)(operand_t).numpy()
     return calls
 
 
@@ -57,7 +46,7 @@ def median_times(calls, rounds):
     """Name -> median seconds of one call, after warm-up rounds that are not counted."""
     times = {who: [] for who in calls}
     for i in range(rounds + 3):
-        for who, (call, _) in calls.items():
+        for who, call in calls.items():
             start = time.perf_counter()
             call()
             if i >= 3:
@@ -80,14 +69,14 @@ def measure(size, rounds):
             x = rng.normal(0.0, 1.5, size).astype(dtype)
             calls = contenders(name, x)
             seconds = median_times(calls, rounds)
-            for who, (_, out) in calls.items():
+            for who, call in calls.items():
                 yield {
                     "function": name,
                     "dtype": np.dtype(dtype).name,
                     "library": who,
                     "ns_per_element": seconds[who] / size * 1e9,
                     "ours_over_theirs": seconds["tapegrad"] / seconds[who],
-                    "worst_ulp": worst_ulp(name, x, out),
+                    "worst_ulp": worst_ulp(name, x, call()),
                 }
 
 
@@ -97,6 +86,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--json", help="also write the rows to this file")
     options = parser.parse_args()
+    tg.set_num_threads(1)
     if torch:
         torch.set_num_threads(1)
     about = {

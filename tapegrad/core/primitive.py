@@ -150,6 +150,9 @@ class Elementwise(Primitive):
     """``impl(xp, out, *arrays)`` writes into ``out``."""
     ufunc: str | None = None
     """The ufunc of the namespace that does it all (so it may write over an operand)."""
+    formula: Function | None = None
+    """``formula(xp, *arrays)``: the value by operators and ufuncs of the namespace alone, whatever the elements are, so
+    that a region can take in its steps; these report no floating-point errors."""
     exact: bool = True
     """Whether the result's bits are independent of how operands lie in memory (false for transcendental functions)."""
     converts: bool = False
@@ -344,6 +347,7 @@ def elementwise(
     jvp: Sequence[Function | None] | None = None,
     operands: Sequence[str] = (),
     impl: Function | None = None,
+    formula: Function | None = None,
     ufunc: str | None = None,
     exact: bool = True,
     converts: bool = False,
@@ -361,15 +365,18 @@ def elementwise(
     ``partials``: for each operand a function of what its names say, giving the partial derivative, or with a parameter
     ``ct`` the cotangent itself (its Jacobian is diagonal, so the same rule pushes tangents forward); a number is a
     constant partial; None: no derivative.  ``jvp``: rules with ``t``, only where pushing forward differs (a cast).
-    ``impl(xp, out, *arrays)`` writes into ``out``; default: the ufunc called ``ufunc`` or else ``name``.  Half types
-    are computed in float32 and rounded once: in one ufunc, by an inexact ``impl`` that is given copies, and in rules.
+    ``impl(xp, out, *arrays)`` writes into ``out``; default: ``formula``, or the ufunc called ``ufunc`` or else
+    ``name``.  Half types are computed in float32 and rounded once: in one ufunc, by an inexact ``impl`` or ``formula``
+    that is given copies, and in rules.
     ``view``: the result is the operand.
     """
     operands = tuple(operands) or ("x", "y", "z")[: max(1, len(partials))]
     rules = _rules(partials, operands)
     run = impl or (lambda xp, out, *arrays: getattr(xp, ufunc or name)(*arrays, out=out))
-    if impl is not None and not exact:
-        run = _in_float32(impl)
+    if formula is not None:
+        run = functools.partial(_by_formula, formula)
+    if (impl is not None or formula is not None) and not exact:
+        run = _in_float32(run)
     return _register(
         (Identity if view else Elementwise)(
             name=name,
@@ -383,13 +390,19 @@ def elementwise(
             converts=converts,
             costly=costly,
             widens=widens,
-            ufunc=None if impl else ufunc or name,
+            ufunc=None if impl or formula else ufunc or name,
+            formula=formula,
             cxx=cxx,
             domain=domain,
             samples=tuple(samples),
             doc=doc,
         )  # fmt: skip
     )
+
+
+def _by_formula(formula: Function, xp: Any, out: Any, *arrays: Any) -> None:
+    with xp.errstate(all="ignore"):
+        xp.copyto(out, formula(xp, *arrays))
 
 
 def _in_float32(impl: Function) -> Function:

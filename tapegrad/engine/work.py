@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import Device, phantom
+from tapegrad.device import CPU, Device, phantom
 from tapegrad.device.types import Array, DType, Params
 
 Lies = tuple[Shape, DType]
@@ -28,6 +29,17 @@ def into(f: Callable[..., Any], reads: Sequence[Any], out: Array) -> Call:
     if type(f).__name__ == "ufunc" and getattr(f, "__name__", "") not in _BY_NAME:
         return f, (*reads, out)
     return partial(f, out=out), tuple(reads)
+
+
+@dataclass(frozen=True)
+class Silenced:
+    """A ufunc that reports no floating-point errors: a step of a formula, in which they are intended."""
+
+    ufunc: Any
+
+    def __call__(self, *reads: Any, out: Array) -> None:
+        with CPU.xp.errstate(all="ignore"):
+            self.ufunc(*reads, out=out)
 
 
 _BY_NAME = {"maximum", "minimum"}

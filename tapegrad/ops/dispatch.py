@@ -314,15 +314,16 @@ def curve(
     ufunc: str | None = None, domain: tuple[float, float] = (-2.0, 2.0), to: ToDType = dtypes.in_float,
     infer: Callable[[ShapedArray], ShapedArray] = infer_same, exact: bool = False, costly: bool = False,
     widens: bool = True, narrow: Unary | None = None, module: str = "tapegrad",
+    formula: Callable[..., Any] | None = None,
 ) -> Unary:  # fmt: skip
     """Declare a smooth function of each number, for half types computed in float32; its public function.
 
-    ``slope``: the derivative; ``cxx``: by default the function of that name; ``run``: by default the ufunc; else as of
-    ``elementwise`` and :func:`unary`; ``narrow``: a function made by this one.
+    ``slope``: the derivative; ``cxx``: by default the function of that name; ``run`` or ``formula``: by default the
+    ufunc; else as of ``elementwise`` and :func:`unary`; ``narrow``: a function made by this one.
     """
     prim = elementwise(
-        name, infer=infer, impl=run, ufunc=ufunc, exact=exact, costly=costly, widens=widens, partials=[slope],
-        cxx=cxx or f"{name}({{x}})", domain=domain, doc=doc,
+        name, infer=infer, impl=run, formula=formula, ufunc=ufunc, exact=exact, costly=costly, widens=widens,
+        partials=[slope], cxx=cxx or f"{name}({{x}})", domain=domain, doc=doc,
     )  # fmt: skip
     return unary(prim, to, narrow=getattr(narrow, "primitive", None), module=module)
 

@@ -191,7 +191,7 @@ class Tiling(Work):
         count = len(program.scratch)
         scratch = [temporaries[i * count : (i + 1) * count] for i in range(len(workers))]
         return [
-            flat.task([*arrays, *rows], cut.chunk, cut.shape[0], interpreted)
+            flat.task([*arrays, *rows, *program.constants], cut.chunk, cut.shape[0], interpreted)
             for rows, interpreted in zip(scratch, tasks, strict=True)
         ]
 
@@ -205,8 +205,10 @@ def _flat(program: Program, layouts: tuple[str, ...], dtypes: tuple[DType, ...])
     """Return the steps of a program on leaves and outputs of these ``dtypes`` for machine code."""
     leaves, scratch = len(layouts), len(dtypes)
     single = [kind == SCALAR for kind in layouts] + [False] * (program.outputs + len(program.scratch))
+    single += [True] * len(program.constants)
     outputs = range(leaves, scratch)
-    return Flat(program.steps, program.labels, (*dtypes, *program.scratch), single, scratch, outputs)
+    every = (*dtypes, *program.scratch, *(x.dtype for x in program.constants))
+    return Flat(program.steps, program.labels, every, single, scratch, outputs)
 
 
 class _Frame(NamedTuple):
@@ -250,7 +252,8 @@ def _text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int
         f"ufuncs in order: {', '.join(program.names)}"
     ]
     counts = {"x": len(layouts), "y": program.outputs, "s": len(program.scratch)}
-    name = [f"{letter}{i}" for letter, count in counts.items() for i in range(count)].__getitem__
+    names = [f"{letter}{i}" for letter, count in counts.items() for i in range(count)]
+    name = [*names, *(f"{x:.9g}" for x in program.constants)].__getitem__
     for label, (_, operands, result) in zip(program.labels, program.steps, strict=True):
         lines.append(f"  {name(result)} = {label}({', '.join(map(name, operands))})")
     lines += [f"  y{r.output} = {r.ufunc}.reduce({name(r.source)}), in {r.dtype}" for r in program.reductions]
@@ -295,7 +298,7 @@ def _worker(
 ) -> Tasks:
     """The calls of each task, with scratch of its own."""
     if cut.axis == 0 and not program.reductions:
-        return _rows_worker(program.steps, cut, leaves, outputs, scratch)
+        return _rows_worker(program, cut, leaves, outputs, scratch)
     axis = cut.axis
     kept_sizes = [cut.shape[a] for a in cut.kept]
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
@@ -325,7 +328,7 @@ def _worker(
             tile: tuple[Any, ...] = (*before, rows)
             values: list[Any] = [view(x, fixed, before, rows) for x, fixed in sources]
             values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
-            values += temporaries
+            values += (*temporaries, *program.constants)
             for fn, operands, result in steps:
                 yield into(fn, [values[i] for i in operands], values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
@@ -340,9 +343,7 @@ def _worker(
     return task
 
 
-def _rows_worker(
-    steps: tuple[Any, ...], cut: Grid, leaves: list[Array], outputs: list[Array], scratch: list[Array]
-) -> Tasks:
+def _rows_worker(program: Program, cut: Grid, leaves: list[Array], outputs: list[Array], scratch: list[Array]) -> Tasks:
     """The calls of each task of a loop that is cut along its first axis alone, without reductions."""
     length, arrays = cut.shape[0], [*leaves, *outputs]
 
@@ -353,7 +354,8 @@ def _rows_worker(
             rows = slice(start, min(start + cut.chunk, length))
             values = [x[rows] if x.ndim and x.shape[0] == length else x for x in arrays]
             values += scratch if rows.stop - start == cut.chunk else [x[: rows.stop - start] for x in scratch]
-        for f, operands, result in steps:
+        values += program.constants
+        for f, operands, result in program.steps:
             yield into(f, [values[i] for i in operands], values[result])
 
     return task

@@ -1,12 +1,12 @@
-"""The error function and its complement in array operations: NumPy has neither, and this package compiles nothing.
+"""The error function and its complement in NumPy's ufuncs, which include neither.
 
 Every element passes through the same operations whatever its neighbours are, so a value recomputed in another tiling
-has the same bits.  What costs time is a pass over the data, not an operation: the formulas below were chosen for few
-passes.
+has the same bits.  All but float64's ``erf`` are formulas of ufuncs alone, which regions take in step by step; no step
+overflows, divides by zero or meets an invalid operand, so none has to be silenced.
 
 ``erf``, float32: ``tanh(x + x * S(x * x))`` with a rational ``S`` of degree (3, 3), fitted here: minimax in the error
-of the result, then moved among neighbouring float32 coefficients for the least rounding error. A hyperbolic tangent
-saturates as erf does, so nothing is clamped; ``x + small`` keeps the rounding error of ``S`` out of the result.
+of the result, then moved among neighbouring float32 coefficients for the least rounding error.  ``x + small`` keeps the
+rounding error of ``S`` out of the result.
 
 ``erf``, float64: with ``g`` the point of a grid of step 1/1024 nearest to ``x``, ``h = x - g`` and ``s = x + g``,
 expanding the logarithm of the mean of ``exp(-t**2)`` over the step about its midpoint gives
@@ -22,13 +22,12 @@ exponential would magnify, is found by splitting ``a`` (T. J. Dekker, Numer. Mat
 """
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 from tapegrad.device.types import Array, Namespace
 
-# Bytes in a row of scratch: much more leaves the cache of a core, much less and the calls themselves cost the most.
-_BLOCK_BYTES = 1 << 18
+_BLOCK = 1 << 15
+"""Elements of float64's ``erf`` at a time: many more leave the cache of a core."""
 
 # Adding then subtracting this rounds to a multiple of 1/1024; in between, the low bits of the sum count the steps.
 _GRID = 1.5 * 2.0**42
@@ -36,21 +35,17 @@ _GRID_POINTS = 1 << 14
 # 2, less a correction that balances the neglected h**4 / 360 (it matters at g = 0 only) over abs(h) <= 1/2048.
 _BETA = 2.0 - 24.0 * 0.83 / 2048**2 / 360.0
 
-# Per item size: bits that only the value 2.0 has, last bit of the sign shift, mask leaving half of the significand,
-# bound beyond which erfc is zero, P and Q from the highest power down (the 1.0 that leads Q is left out).
+# Per item size: a factor that splits a significand in half, bound beyond which erfc is zero, P and Q from the highest
+# power down (the 1.0 that leads Q is left out).
 _ERFC = {
     4: (
-        0x40000000,
-        31,
-        -(1 << 12),
+        2.0**12 + 1,
         10.4,
         (0.564196061, 3.93659653, 12.5490327, 21.2202193, 17.1121648),
         (6.97787381, 22.7353745, 41.1690527, 40.5292396, 17.1121648),
     ),
     8: (
-        0x4000000000000000,
-        63,
-        -(1 << 27),
+        2.0**27 + 1,
         27.5,
         (
             0.56418958354601436,
@@ -80,79 +75,24 @@ _ERFC = {
 }
 
 
-def erf(xp: Namespace, out: Array, x: Array) -> None:
-    """Write the error function of ``x`` into ``out``, within 2.5 ulp (float64) or 3.5 ulp (float32).
+def erf(xp: Namespace, x: Array) -> Array:
+    """Return the error function of ``x``, within 2.5 ulp (float64) or 3.5 ulp (float32).
 
     The largest float32 error, of all values, is 2.40 ulp with AVX-512; without fused multiply-add, 3.1 has been seen.
 
-    x, out: C-contiguous, of one shape and one dtype: float32 or float64.
-    ``out`` may be ``x``. ``xp`` is the NumPy namespace. Exact at 0 (with its sign) and infinity; NaN stays NaN.
+    x: float32 or wider (long doubles are computed as float64).
+    Exact at 0 (with its sign) and infinity; NaN stays NaN.
     """
-    if x.dtype.itemsize <= 4:
-        _blockwise(xp, out, x, _erf32, 2)
-    else:
-        _blockwise(xp, out, x, _erf64, 3)
+    return _erf32(xp, x) if x.dtype.itemsize == 4 else _erf64(xp, x)
 
 
-def erfc(xp: Namespace, out: Array, x: Array) -> None:
-    """Write ``1 - erf(x)`` into ``out``, within 12 ulp (float64) or 9 ulp (float32) of the result, also in the tail.
-
-    x, out: C-contiguous, of one shape and one dtype: float32 or float64.
-    ``out`` may be ``x``. ``xp`` is the NumPy namespace. Exact at 0 and infinity; NaN stays NaN.
-    """
-    _blockwise(xp, out, x, _erfc, 5)
-
-
-def gelu(xp: Namespace, out: Array, x: Array) -> None:
-    """Write ``x * Phi(x)`` into ``out``, Phi the normal distribution's cumulative function.
-
-    The error is a few ulp and, in the tail, that of ``exp(-x * x / 2)``: half an ulp of the exponent, so ``x * x / 4``
-    ulp.  -0 at minus infinity.  x, out: as of :func:`erfc`, but ``out`` may not be ``x``.
-    """
-    _blockwise(xp, out, x, _gelu, 3)
-
-
-def gelu_slope(xp: Namespace, out: Array, x: Array) -> None:
-    """Write the derivative of :func:`gelu`, ``Phi(x) + x * phi(x)``; errors and operands as there."""
-    _blockwise(xp, out, x, _gelu_slope, 3)
-
-
-def _blockwise(xp: Namespace, out: Array, x: Array, formula: Callable[..., None], rows: int) -> None:
-    """Apply ``formula(xp, out, x, scratch)`` to one block after the other; scratch has ``rows`` rows of a block.
-
-    Long doubles are computed as float64.
-    """
-    if x.dtype.itemsize > 8:
-        narrow = x.astype(xp.float64)
-        _blockwise(xp, narrow, narrow.copy(), formula, rows)
-        out[...] = narrow
-        return
-    x, out = x.reshape(-1), out.reshape(-1)
-    block = max(1, min(x.size, _BLOCK_BYTES // x.itemsize))
-    scratch = xp.empty((rows, block), x.dtype)
-    with xp.errstate(all="ignore"):  # infinities and underflows on the way are intended
-        for start in range(0, x.size, block):
-            part, result = x[start : start + block], out[start : start + block]
-            formula(xp, result, part, scratch[:, : part.size])
-
-
-def _erf32(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
-    t, w = scratch[0], scratch[1]
-    xp.multiply(x, x, out=t)
-    # 1 / S(t) as a continued fraction. 1 + constant / t is well conditioned near t = 0 and has no inf / inf.
-    xp.divide(18.696910858154297, t, out=w)
-    xp.add(w, 1.0, out=w)
-    xp.divide(14.620383262634277, w, out=w)
-    xp.subtract(t, w, out=w)
-    xp.add(w, 2.5647852420806885, out=w)
-    xp.divide(-5.477768421173096, w, out=w)
-    xp.add(w, t, out=w)
-    xp.add(w, 3.578474760055542, out=w)
-    xp.divide(10.9847993850708, w, out=w)
-    xp.add(w, 0.17544151842594147, out=w)
-    xp.divide(x, w, out=w)
-    xp.add(w, x, out=w)
-    xp.tanh(w, out=out)
+def _erf32(xp: Namespace, x: Array) -> Array:
+    x = xp.maximum(xp.minimum(x, 9.0), -9.0)  # where the result is 1
+    t = x * x
+    w = t - 14.620383262634277 * t / (t + 18.696910858154297) + 2.5647852420806885
+    w = -5.477768421173096 / w + t + 3.578474760055542
+    w = 10.9847993850708 / w + 0.17544151842594147
+    return xp.tanh(x / w + x)
 
 
 @cache
@@ -164,73 +104,61 @@ def _erf_on_grid(xp: Namespace) -> Array:
     return xp.asarray(values, dtype=xp.float64)
 
 
-def _erf64(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
-    c, u, h = scratch[0], scratch[1], scratch[2]
-    xp.clip(x, -6.0, 6.0, out=c)
-    xp.add(c, _GRID, out=u)
-    step = h.view(xp.int64)
-    xp.bitwise_and(u.view(xp.int64), _GRID_POINTS - 1, out=step)
-    xp.take(_erf_on_grid(xp), step, out=out, mode="wrap")  # the mode that copies least; every index is in range
-    xp.subtract(u, _GRID, out=u)
-    xp.subtract(c, u, out=h)
-    xp.add(c, u, out=u)
-    # The exponent is (s**2 - _BETA) * (h**2 / 24 - 1 / 4) + log(2 / sqrt(pi)) - _BETA / 4.
-    xp.multiply(h, h, out=c)
-    xp.multiply(c, 1 / 24, out=c)
-    xp.subtract(c, 0.25, out=c)
-    xp.multiply(u, u, out=u)
-    xp.subtract(u, _BETA, out=u)
-    xp.multiply(u, c, out=u)
-    xp.add(u, math.log(2.0 / math.sqrt(math.pi)) - _BETA / 4, out=u)
-    xp.exp(u, out=u)
-    xp.multiply(u, h, out=u)
-    xp.add(out, u, out=out)
+def _erf64(xp: Namespace, x: Array) -> Array:
+    """By blocks, since an array as large as ``x`` for each step would leave the cache."""
+    result = xp.empty(x.shape, x.dtype)
+    flat, source = result.reshape(-1), x.reshape(-1)
+    for start in range(0, x.size, _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        flat[rows] = _near_grid(xp, source[rows].astype(xp.float64, copy=False))
+    return result
 
 
-def _erfc(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
-    a, s, p, q, r = scratch[0], scratch[1], scratch[2], scratch[3], scratch[4]
-    itemsize = a.dtype.itemsize
-    two, sign_shift, high_half, bound, above, below = _ERFC[itemsize]
-    bits = xp.int32 if itemsize == 4 else xp.int64
-    xp.clip(x, -bound, bound, out=a)
-    xp.abs(a, out=a)
-    xp.multiply(a, above[0], out=p)
-    xp.add(a, below[0], out=q)
-    for coefficient in above[1:-1]:
-        xp.add(p, coefficient, out=p)
-        xp.multiply(p, a, out=p)
-    xp.add(p, above[-1], out=p)
-    for coefficient in below[1:]:
-        xp.multiply(q, a, out=q)
-        xp.add(q, coefficient, out=q)
-    xp.divide(p, q, out=p)
+def _near_grid(xp: Namespace, x: Array) -> Array:
+    c = xp.clip(x, -6.0, 6.0)
+    u = c + _GRID
+    at_grid = xp.take(_erf_on_grid(xp), u.view(xp.int64) & (_GRID_POINTS - 1))
+    u -= _GRID
+    h, s = c - u, c + u
+    exponent = (s * s - _BETA) * (h * h * (1 / 24) - 0.25) + (math.log(2.0 / math.sqrt(math.pi)) - _BETA / 4)
+    return at_grid + xp.exp(exponent) * h
+
+
+def erfc(xp: Namespace, x: Array) -> Array:
+    """Return ``1 - erf(x)``, within 12 ulp (float64) or 9 ulp (float32) of the result, also in the tail.
+
+    x: float32 or float64 (of long doubles the result is as precise as float64's).
+    Exact at 0 and infinity; NaN stays NaN.
+    """
+    halving, bound, above, below = _ERFC[min(x.dtype.itemsize, 8)]
+    a = xp.minimum(xp.abs(x), bound)
+    ratio = _ratio(a, above, below)
     # With a = b + c, where b has half of the bits and so an exact square, a * a - s = (b * b - s) + c * (a + b).
-    xp.multiply(a, a, out=s)
-    xp.bitwise_and(a.view(bits), high_half, out=q.view(bits))
-    xp.add(a, q, out=r)
-    xp.subtract(a, q, out=a)
-    xp.multiply(r, a, out=r)
-    xp.multiply(q, q, out=q)
-    xp.subtract(q, s, out=q)
-    xp.add(q, r, out=q)
-    xp.negative(s, out=s)
-    xp.exp(s, out=s)
-    xp.multiply(s, p, out=s)
-    xp.multiply(q, s, out=q)
-    xp.subtract(s, q, out=s)
-    # abs(0 - y) where x > 0 and abs(2 - y) where x < 0, the 0 or 2 made from the sign bit.
-    xp.right_shift(x.view(bits), sign_shift, out=q.view(bits))
-    xp.bitwise_and(q.view(bits), two, out=q.view(bits))
-    xp.subtract(q, s, out=s)
-    xp.abs(s, out=out)
+    s = a * a
+    far = halving * a
+    b = far - (far - a)
+    rounded = (b * b - s) + (a + b) * (a - b)
+    tail = xp.exp(-s) * ratio
+    tail = tail - rounded * tail
+    return xp.abs((1.0 - xp.copysign(1.0, x)) - tail)  # 2 - tail where x is negative
+
+
+def _ratio(a: Array, above: tuple[float, ...], below: tuple[float, ...], leads: float = 1.0) -> Array:
+    """``P(a) / Q(a)``, of coefficients from the highest power down; ``leads`` is Q's first."""
+    p = a * above[0]
+    for coefficient in above[1:-1]:
+        p = (p + coefficient) * a
+    q = a if leads == 1.0 else a * leads
+    q = q + below[0]
+    for coefficient in below[1:]:
+        q = q * a + coefficient
+    return (p + above[-1]) / q
 
 
 _ROOT_2 = math.sqrt(2.0)
-_FARTHEST = {4: 10.4 * _ROOT_2, 8: 27.5 * _ROOT_2}
-"""Per item size: where Phi(-a), the normal distribution's tail, is 0."""
 # Phi(-a) = exp(-a * a / 2) * P(a) / Q(a) in float64: the coefficients of _ERFC put into a instead of a / sqrt(2), and
 # P halved; the coefficient that leads Q is apart.
-_ABOVE, _BELOW = (tuple(c / _ROOT_2**k for k, c in zip(range(len(row) - 1, -1, -1), row)) for row in _ERFC[8][4:])
+_ABOVE, _BELOW = (tuple(c / _ROOT_2**k for k, c in zip(range(len(row) - 1, -1, -1), row)) for row in _ERFC[8][2:])
 _ABOVE, _LEADS = tuple(c / 2 for c in _ABOVE), _ROOT_2 ** -len(_BELOW)
 # In float32 it is exp(-a * a / 2) * c0 / (a + b0 + c1 / (a + b1 + ...)), here the pairs (b, c) of each level: minimax
 # in the error relative to Phi(-a) and to what the exponential's argument rounds, 1 + a * a / 4; fitted here.
@@ -242,62 +170,33 @@ _LEVELS = (
 )
 
 
-def _tail(xp: Namespace, x: Array, a: Array, p: Array, q: Array) -> None:
-    """``a = abs(x)`` (limited to where the tail is 0) and ``p = exp(a * a / 2) * Phi(-a)``; q: scratch."""
-    far = _FARTHEST[x.itemsize]
-    xp.clip(x, -far, far, out=a)  # in a third of the time of ``minimum`` with a number
-    xp.abs(a, out=a)
-    if x.itemsize == 4:
-        *outer, (b, c) = _LEVELS
-        xp.add(a, b, out=p)
-        for b, next_c in reversed(outer):
-            xp.divide(c, p, out=p)
-            xp.add(p, a, out=p)
-            xp.add(p, b, out=p)
-            c = next_c
-        xp.divide(c, p, out=p)
-        return
-    xp.multiply(a, _ABOVE[0], out=p)
-    xp.multiply(a, _LEADS, out=q)
-    for coefficient in _ABOVE[1:-1]:
-        xp.add(p, coefficient, out=p)
-        xp.multiply(p, a, out=p)
-    xp.add(p, _ABOVE[-1], out=p)
-    xp.add(q, _BELOW[0], out=q)
-    for coefficient in _BELOW[1:]:
-        xp.multiply(q, a, out=q)
-        xp.add(q, coefficient, out=q)
-    xp.divide(p, q, out=p)
+def _tail(xp: Namespace, x: Array) -> tuple[Array, Array]:
+    """``a = abs(x)`` (limited to where the tail is 0) and ``exp(a * a / 2) * Phi(-a)``."""
+    if x.dtype.itemsize > 4:
+        a = xp.minimum(xp.abs(x), 27.5 * _ROOT_2)
+        return a, _ratio(a, _ABOVE, _BELOW, _LEADS)
+    a = xp.minimum(xp.abs(x), 10.4 * _ROOT_2)
+    (b, c), *inner = _LEVELS[::-1]
+    p = a + b
+    for b, next_c in inner:
+        p = c / p + a + b
+        c = next_c
+    return a, c / p
 
 
-def _bell(xp: Namespace, a: Array, out: Array) -> None:
-    """``exp(-a * a / 2)``."""
-    xp.multiply(a, a, out=out)
-    xp.multiply(out, -0.5, out=out)
-    xp.exp(out, out=out)
+def gelu(xp: Namespace, x: Array) -> Array:
+    """Return ``x * Phi(x)``, Phi the normal distribution's cumulative function.
+
+    The error is a few ulp and, in the tail, that of ``exp(-x * x / 2)``: half an ulp of the exponent, so ``x * x / 4``
+    ulp.  -0 at minus infinity.  x: as of :func:`erfc`.
+    """
+    a, p = _tail(xp, x)
+    return xp.maximum(x, 0.0) - p * xp.exp(a * a * -0.5) * a
 
 
-def _gelu(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
-    a, p, q = scratch[0], scratch[1], scratch[2]
-    _tail(xp, x, a, p, q)
-    _bell(xp, a, q)
-    xp.multiply(p, q, out=p)
-    xp.multiply(p, a, out=p)
-    xp.clip(x, 0, math.inf, out=out)
-    xp.subtract(out, p, out=out)
-
-
-def _gelu_slope(xp: Namespace, out: Array, x: Array, scratch: Array) -> None:
-    a, p, q = scratch[0], scratch[1], scratch[2]
-    _tail(xp, x, a, p, q)
-    _bell(xp, a, q)
-    xp.multiply(a, 1 / math.sqrt(2 * math.pi), out=a)
-    xp.subtract(p, a, out=p)
-    xp.multiply(p, q, out=p)
-    # p where x < 0 and 1 - p elsewhere, both without cancellation: q is 1 with the sign of x.
-    sign, one, bits = (-1 << 31, 0x3F800000, xp.int32) if x.itemsize == 4 else (-1 << 63, 0x3FF0000000000000, xp.int64)
-    xp.bitwise_and(x.view(bits), bits(sign), out=q.view(bits))
-    xp.bitwise_or(q.view(bits), bits(one), out=q.view(bits))
-    xp.multiply(p, q, out=p)
-    xp.clip(q, 0, 1, out=q)
-    xp.subtract(q, p, out=out)
+def gelu_slope(xp: Namespace, x: Array) -> Array:
+    """Return the derivative of :func:`gelu`, ``Phi(x) + x * phi(x)``; errors and operand as there."""
+    a, p = _tail(xp, x)
+    p = (p - a * (1 / math.sqrt(2 * math.pi))) * xp.exp(a * a * -0.5)
+    sign = xp.copysign(1.0, x)
+    return xp.maximum(sign, 0.0) - p * sign  # p where x is negative and 1 - p elsewhere, both without cancellation

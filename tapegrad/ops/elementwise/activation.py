@@ -20,7 +20,7 @@ from tapegrad.ops.elementwise.comparison import round
 from tapegrad.ops.elementwise.complex import imag, real
 from tapegrad.ops.elementwise.exponential import exp, expm1, log1p
 from tapegrad.ops.elementwise.selection import where
-from tapegrad.ops.elementwise.sigmoid import logistic, run_sigmoid, sigmoid
+from tapegrad.ops.elementwise.sigmoid import logistic, logistic_of, sigmoid
 from tapegrad.tensor import Tensor, TensorLike
 
 _TWO_OVER_SQRT_PI = 1.1283791670955126
@@ -35,17 +35,8 @@ def _between(x: Tensor, bound: float) -> Tensor:
     return maximum(minimum(x, bound), -bound)
 
 
-def _run_silu(xp: Namespace, out: Array, x: Array) -> None:
-    run_sigmoid(xp, out, x)
-    _times_operand(xp, out, x)
-
-
-def _times_operand(xp: Namespace, out: Array, x: Array) -> None:
-    """``out *= x``, where ``out`` is 0 far below; the limit at minus infinity."""
-    with xp.errstate(invalid="ignore"):
-        xp.multiply(out, x, out=out)
-        if x.size and not xp.minimum.reduce(x, axis=None) >= -_FAR:
-            xp.copyto(out, -0.0, where=x < -_FAR)
+def _silu_of(xp: Namespace, x: Array) -> Array:
+    return xp.maximum(x, -_FAR) * logistic_of(xp, x)
 
 
 def _silu_slope(x: Tensor) -> Tensor:
@@ -54,21 +45,16 @@ def _silu_slope(x: Tensor) -> Tensor:
 
 
 _real_silu = curve(
-    "silu", _silu_slope, run=_run_silu, cxx="tg_silu({x})", domain=(-4.0, 4.0), infer=infer_real("silu"),
+    "silu", _silu_slope, formula=_silu_of, cxx="tg_silu({x})", domain=(-4.0, 4.0), infer=infer_real("silu"),
     to=real_float("silu"), doc="``x * sigmoid(x)``, also called swish.",
 )  # fmt: skip
 
 
-def _run_mish(xp: Namespace, out: Array, x: Array) -> None:
+def _mish_of(xp: Namespace, x: Array) -> Array:
     # tanh(log(1 + e)) = n / (n + 2) for n = e * (e + 2), which is 1 where e is cut.
-    xp.minimum(x, 20 if x.itemsize == 4 else 40, out=out)
-    xp.exp(out, out=out)
-    n = xp.empty(x.shape, x.dtype)
-    xp.add(out, 2, out=n)
-    xp.multiply(n, out, out=n)
-    xp.add(n, 2, out=out)
-    xp.divide(n, out, out=out)
-    _times_operand(xp, out, x)
+    e = xp.exp(xp.minimum(x, 20 if x.dtype.itemsize == 4 else 40))
+    n = (e + 2) * e
+    return xp.maximum(x, -_FAR) * (n / (n + 2))
 
 
 def _mish_slope(x: Tensor) -> Tensor:
@@ -79,35 +65,29 @@ def _mish_slope(x: Tensor) -> Tensor:
 
 
 mish = curve(
-    "mish", _mish_slope, run=_run_mish, cxx="tg_mish({x})", domain=(-4.0, 4.0), infer=infer_real("mish"),
+    "mish", _mish_slope, formula=_mish_of, cxx="tg_mish({x})", domain=(-4.0, 4.0), infer=infer_real("mish"),
     to=real_float("mish"), module="tapegrad.nn.functional", doc="``x * tanh(softplus(x))`` (Misra, 2019).",
 )  # fmt: skip
 
 
-def _run_softsign(xp: Namespace, out: Array, x: Array) -> None:
-    near = xp.empty(x.shape, x.dtype)
-    xp.clip(x, -1e30, 1e30, out=near)
-    xp.abs(near, out=out)
-    xp.add(out, 1, out=out)
-    xp.divide(near, out, out=out)
+def _softsign_of(xp: Namespace, x: Array) -> Array:
+    near = xp.maximum(xp.minimum(x, 1e30), -1e30)
+    return near / (xp.abs(near) + 1)
 
 
 softsign = curve(
-    "softsign", lambda x: square(reciprocal(1 + abs(x))), run=_run_softsign, cxx="tg_softsign({x})",
+    "softsign", lambda x: square(reciprocal(1 + abs(x))), formula=_softsign_of, cxx="tg_softsign({x})",
     to=real_float("softsign"), doc="``x / (1 + |x|)``.",
 )  # fmt: skip
 
 
-def _run_softplus(xp: Namespace, out: Array, x: Array) -> None:
+def _softplus_of(xp: Namespace, x: Array) -> Array:
     # Above the cut, e**-x is less than half an ulp of x, and x itself is the answer; below, e**x does not overflow.
-    xp.minimum(x, 20 if x.dtype.itemsize == 4 else 40, out=out)
-    xp.exp(out, out=out)
-    xp.log1p(out, out=out)
-    xp.maximum(out, x, out=out)
+    return xp.maximum(xp.log1p(xp.exp(xp.minimum(x, 20 if x.dtype.itemsize == 4 else 40))), x)
 
 
 _real_softplus = curve(
-    "softplus", lambda x: logistic(x), run=_run_softplus, cxx="tg_softplus({x})", domain=(-4.0, 4.0),
+    "softplus", lambda x: logistic(x), formula=_softplus_of, cxx="tg_softplus({x})", domain=(-4.0, 4.0),
     infer=infer_real("softplus"), to=real_float("softplus"), doc="``log(1 + exp(x))``, without overflow.",
 )  # fmt: skip
 
@@ -127,7 +107,7 @@ relu_p = elementwise(
     "relu",
     widens=False,
     infer=infer_same,
-    impl=lambda xp, out, x: xp.maximum(x, 0, out=out),
+    formula=lambda xp, x: xp.maximum(x, 0),
     partials=[lambda ct, out: where(out > 0, ct, 0)],
     operands=("x",),
     cxx="tg_max({x}, {type}(0))",
@@ -136,12 +116,13 @@ relu_p = elementwise(
 relu = unary(relu_p, no_bool("relu", ordered=True))
 
 _real_erf = curve(
-    "erf", lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI, run=_erf.erf, infer=infer_real("erf"), to=real_float("erf"),
+    "erf", lambda x: exp(-square(x)) * _TWO_OVER_SQRT_PI, formula=_erf.erf, infer=infer_real("erf"),
+    to=real_float("erf"),
     doc="The error function, ``2 / sqrt(pi)`` times the integral of ``exp(-t * t)`` from 0 to ``x``.",
 )  # fmt: skip
 
 _real_erfc = curve(
-    "erfc", lambda x: exp(-square(x)) * -_TWO_OVER_SQRT_PI, run=_erf.erfc, infer=infer_real("erfc"),
+    "erfc", lambda x: exp(-square(x)) * -_TWO_OVER_SQRT_PI, formula=_erf.erfc, infer=infer_real("erfc"),
     to=real_float("erfc"), costly=True, doc="``1 - erf(x)``, precise for large ``x``.",
 )  # fmt: skip
 
@@ -189,26 +170,20 @@ def _gelu_curve(x: Tensor) -> Tensor:
 
 
 _gelu_slope = curve(
-    "gelu_slope", _gelu_curve, run=_erf.gelu_slope, cxx="tg_gelu_slope({x})", domain=(-4.0, 4.0),
+    "gelu_slope", _gelu_curve, formula=_erf.gelu_slope, cxx="tg_gelu_slope({x})", domain=(-4.0, 4.0),
     infer=infer_real("gelu_slope"), to=real_float("gelu"), doc="The derivative of ``gelu``.",
 )  # fmt: skip
 
 _exact_gelu = curve(
-    "gelu", lambda x: _gelu_slope(x), run=_erf.gelu, cxx="tg_gelu({x})", domain=(-4.0, 4.0), infer=infer_real("gelu"),
-    to=real_float("gelu"),
+    "gelu", lambda x: _gelu_slope(x), formula=_erf.gelu, cxx="tg_gelu({x})", domain=(-4.0, 4.0),
+    infer=infer_real("gelu"), to=real_float("gelu"),
     doc="``x * Phi(x)``, Phi the normal distribution's cumulative function; the tail keeps its relative precision.",
 )  # fmt: skip
 
 
-def _run_gelu_tanh(xp: Namespace, out: Array, x: Array) -> None:
-    inner = xp.empty(x.shape, x.dtype)
-    with xp.errstate(over="ignore"):
-        xp.square(x, out=inner)
-        xp.multiply(inner, _GELU_B, out=inner)
-        xp.add(inner, _GELU_A, out=inner)
-        xp.multiply(inner, x, out=inner)
-    run_sigmoid(xp, out, inner)
-    _times_operand(xp, out, x)
+def _gelu_tanh_of(xp: Namespace, x: Array) -> Array:
+    near = xp.maximum(xp.minimum(x, 40.0), -40.0)  # beyond which the factor is 0 or 1 in every dtype
+    return xp.maximum(x, -40.0) * logistic_of(xp, (xp.square(near) * _GELU_B + _GELU_A) * near)
 
 
 def _gelu_tanh_slope(x: Tensor) -> Tensor:
@@ -218,7 +193,7 @@ def _gelu_tanh_slope(x: Tensor) -> Tensor:
 
 
 _tanh_gelu = curve(
-    "gelu_tanh", _gelu_tanh_slope, run=_run_gelu_tanh, cxx="tg_gelu_tanh({x})", domain=(-4.0, 4.0),
+    "gelu_tanh", _gelu_tanh_slope, formula=_gelu_tanh_of, cxx="tg_gelu_tanh({x})", domain=(-4.0, 4.0),
     infer=infer_real("gelu_tanh"), to=real_float("gelu"),
     doc="``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3)))``.",
 )  # fmt: skip

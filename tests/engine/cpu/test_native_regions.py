@@ -32,7 +32,8 @@ CHAINS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "by pointer": lambda x, y, s: tg.tanh(x * s + y) * tg.exp(-x * x) + tg.sin(y) * s,
     "chosen": lambda x, y, s: tg.where(x > y, x * s, tg.where(x < s, y, 0)) + tg.where(tg.isnan(x), 1, x),
     "booleans": lambda x, y, s: ((x > y) & ~(y >= s)) | tg.isnan(x * y),
-    "not all of it": lambda x, y, s: tg.special.erf(x * s) + y * y * s,
+    "formulas": lambda x, y, s: tg.gelu(x * s + y) * tg.sigmoid(y) - tg.relu(x) * tg.softplus(s * y),
+    "not all of it": lambda x, y, s: tg.special.gammaln(x * s) + y * y * s,
 }
 
 
@@ -67,7 +68,7 @@ def test_gradients_have_the_bits_of_the_first(dtype: str) -> None:
     def gradients() -> list[bytes]:
         with np.errstate(all="ignore"), tg.GradientTape() as tape:
             tape.watch([x, y, s])
-            z = CHAINS["exact"](x, y, s) * CHAINS["by pointer"](x, y, s)
+            z = CHAINS["exact"](x, y, s) * CHAINS["by pointer"](x, y, s) + CHAINS["formulas"](x, y, s)
             return [bits(g.numpy()) for g in tape.gradient(z, [x, y, s])]
 
     first, *later = (gradients() for _ in range(4))
@@ -102,3 +103,20 @@ def test_floating_point_errors_are_reported_every_time_alike(mode: str) -> None:
     first, *later = (reported() for _ in range(4))
     assert all(other == first for other in later)
     assert bool(first) == (mode != "ignore")
+
+
+@pytest.mark.parametrize("name", ["gelu", "sigmoid", "softplus", "erf"])
+def test_formulas_report_no_errors(name: str) -> None:
+    """In them underflow, overflow and the like are intended, whether NumPy runs them or machine code."""
+    x = tg.asarray(np.linspace(-200, 200, 5000, dtype="f4"))
+    with np.errstate(all="raise"):
+        results = {bits((getattr(tg, name)(x * 1) + 1).numpy()) for _ in range(4)}
+    assert len(results) == 1
+
+
+def test_captured_formulas_need_no_call_of_python() -> None:
+    f = tg.function(lambda x: tg.gelu(x * 2) * tg.sigmoid(x) + tg.relu(x))
+    x = tg.asarray(np.linspace(-3, 3, 600, dtype="f4"))
+    for _ in range(4):
+        f(x)
+    assert " and 0 calls" in f.explain(x), f.explain(x)

@@ -31,6 +31,7 @@ def everything(char: str) -> Structure:
         (name, char, (x, y), "?") for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
     ]
     ops += [("isnan", char, (x,), "?"), ("where", char, (18, x, y), char)]
+    ops += [("copysign", char, (x, y), char), ("sign", char, (x,), char)]
     leaves = tuple((char, "same") for _ in range(3))
     return Structure(leaves, tuple(ops), tuple((3 + i, "same") for i in range(len(ops))))
 

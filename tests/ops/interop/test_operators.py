@@ -143,7 +143,7 @@ INNER = {
     "ops.shape.shape": {"flat_or_along", "infer_reduction", "kept_shape", "lift_axes", "shape_of", "sum_to"},
     "ops.shape.blocks": {"native_index", "reshaped", "sliced_shape", "stretch", "whole"},
     "ops.elementwise.activation": {"logistic", "mish"},
-    "ops.elementwise.sigmoid": {"logistic", "run_sigmoid", "sigmoid_slope"},
+    "ops.elementwise.sigmoid": {"logistic", "logistic_of", "sigmoid_slope"},
     "ops.index.bounds": {"checked", "every", "require"},
     "ops.updates": {
         "adagrad_formula", "adam_formula", "decayed", "digits", "groups", "lamb_formula", "lion_formula",

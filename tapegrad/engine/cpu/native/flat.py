@@ -18,6 +18,7 @@ from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
 from tapegrad.engine.cpu.native.loops import Loop, function_at, loop_of
 from tapegrad.engine.cpu.native.ops import is_exact
+from tapegrad.engine.work import Silenced
 
 _XP = CPU.xp
 _CHUNK = 2048
@@ -59,6 +60,7 @@ class Flat:
 
     def _entry(self, step: Step, label: str) -> Entry | None:
         f, operands, result = step
+        f, silenced = (f.ufunc, True) if type(f) is Silenced else (f, False)
         values = (*operands, result)
         dtypes = tuple(self._dtypes[k] for k in values)
         name = "where" if label == "where" else getattr(f, "__name__", "")
@@ -69,7 +71,7 @@ class Flat:
         arrays = tuple(_XP.empty((), dtype) for dtype in dtypes)
         strides = tuple((0 if self._single[k] else dtype.itemsize,) for k, dtype in zip(values, dtypes, strict=True))
         spans = tuple((16 * k, 16 * k + 1) for k in values)
-        return Entry(name, exact, loop or Loop(0, 0, 0, True), arrays, (_CHUNK,), strides, spans)
+        return Entry(name, exact, loop or Loop(0, 0, 0, True), arrays, (_CHUNK,), strides, spans, silenced)
 
     @property
     def ready(self) -> bool:
@@ -105,24 +107,26 @@ class Flat:
     def _bind(self, request: kernels.Request, fused: list[Group], entries: list[Entry]) -> None:
         """Write down the rows of one turn, as :func:`machine.sequence` reads them."""
         values = [(*operands, result) for _, operands, result in self._steps]
-        rows: list[tuple[Loop, list[int]]] = []
+        rows: list[tuple[Loop, list[int], bool]] = []
         of = {g.first: g for g in fused}
         at = 0
         while at < len(entries):
             g = of.get(at)
             if g is None:
-                rows.append((entries[at].loop, list(values[at])))
+                rows.append((entries[at].loop, list(values[at]), entries[at].silenced))
             else:
                 address = request.address(g.structure)
                 if not address:  # it has other bits: all stays as it is
                     return
-                rows.append((Loop(address, 0, 0, True), [values[i][k] for i, k in g.operands]))
+                operands = [values[i][k] for i, k in g.operands]
+                rows.append((Loop(address, 0, 0, True), operands, entries[g.first].silenced))
             at = at + 1 if g is None else g.last
         size = [0 if one else dtype.itemsize for one, dtype in zip(self._single, self._dtypes, strict=True)]
         words = [len(rows), _CHUNK, len(size), *(s if k < self._scratch else 0 for k, s in enumerate(size))]
         counted = sum(machine.flag_bits().values())
-        for loop, operands in rows:
-            words += [*loop[:3], loop.flags * counted, len(operands), *operands, *(size[k] for k in operands)]
+        for loop, operands, silenced in rows:
+            flags = 0 if silenced else loop.flags * counted
+            words += [*loop[:3], flags, len(operands), *operands, *(size[k] for k in operands)]
         self._record = _XP.array(words, _XP.int64)
 
     def task(

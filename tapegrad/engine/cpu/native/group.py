@@ -1,8 +1,8 @@
 """Groups: runs of entries of a table that one kernel can stand for.
 
-Entries in order join while they are exact and share one nest of loops, and as long as no result overlaps what another
-entry reads or writes but in the very same elements.  A result is stored only if something behind the group needs it;
-all others stay in registers, so that it does not matter whose bytes the arena has lent them.
+Entries in order join while they are exact, share one nest of loops and all report errors or none, and as long as no
+result overlaps what another entry reads or writes but in the very same elements.  A result is stored only if something
+behind the group needs it; all others stay in registers, so that it does not matter whose bytes the arena has lent them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
     spans: tuple[tuple[int, int], ...]
+    silenced: bool = False
+    """Whether it reports no floating-point errors."""
 
 
 class Lifetime(NamedTuple):
@@ -121,7 +123,9 @@ class _Growing:
     def joins(self) -> bool:
         """Add the next entry, if it can join."""
         entry = self._entries[self.last]
-        if not entry.is_exact or len(self._ops) >= _MOST_OPS or not self._shares_loops(entry):
+        if not entry.is_exact or entry.silenced != self._entries[self.first].silenced or len(self._ops) >= _MOST_OPS:
+            return False
+        if not self._shares_loops(entry):
             return False
         operands = [
             _Operand(

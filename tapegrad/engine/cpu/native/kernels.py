@@ -92,8 +92,9 @@ def _add(structures: list[Structure]) -> None:
 def text_of(structures: dict[str, Structure]) -> str:
     """Return the text of a module with a function for each structure."""
     text = "\n".join(function(name, structure) for name, structure in structures.items())
-    called = sorted(set(re.findall(r"call (.+?) (@llvm[\w.]+)\(", text)))
-    return text + "\n" + "\n".join(f"declare {kind} {name}({kind})" for kind, name in called)
+    called = sorted(set(re.findall(r"call (.+?) (@llvm[\w.]+)\((.*)\)", text)))
+    declared = {f"declare {kind} {name}({', '.join([kind] * given.count('%'))})" for kind, name, given in called}
+    return "\n".join([text, *sorted(declared)])
 
 
 def _agrees(address: int, structure: Structure) -> bool:

@@ -23,7 +23,9 @@ _BOOLEAN = {
     "logical_and": "and", "logical_or": "or", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or",
     "bitwise_xor": "xor", "not_equal": "xor",
 }  # fmt: skip
-_OTHER = {"negative", "square", "positive", "reciprocal", "maximum", "minimum", "isnan", "copyto"}
+_OTHER = {
+    "negative", "square", "positive", "reciprocal", "maximum", "minimum", "isnan", "copyto", "sign", "copysign",
+}  # fmt: skip
 _FLOATS = {*_PLAIN, *_INTRINSIC, *_COMPARE, *_OTHER}
 
 
@@ -65,6 +67,19 @@ def instructions(name: str, char: str, width: int, reads: Sequence[str], result:
             f"{result}.s = select {bits} {result}.o, {kind} {x}, {kind} {y}",
             f"{result}.n = fcmp uno {kind} {x}, {x}",
             f"{result} = select {bits} {result}.n, {kind} {x}, {kind} {result}.s",
+        ]
+    if name == "copysign":
+        return [f"{result} = call {kind} @llvm.copysign.{suffix}({kind} {x}, {kind} {y})"]
+    if name == "sign":
+        bits, numbers = "i1" if width == 1 else f"<{width} x i1>", ("0.0", "-1.0", "1.0")
+        zero, minus, one = (constant(number, width, TYPES[char]) for number in numbers)
+        return [
+            f"{result}.z = fcmp oeq {kind} {x}, {zero}",
+            f"{result}.0 = select {bits} {result}.z, {kind} {zero}, {kind} {x}",
+            f"{result}.l = fcmp olt {kind} {x}, {zero}",
+            f"{result}.1 = select {bits} {result}.l, {kind} {minus}, {kind} {result}.0",
+            f"{result}.g = fcmp ogt {kind} {x}, {zero}",
+            f"{result} = select {bits} {result}.g, {kind} {one}, {kind} {result}.1",
         ]
     if name == "isnan":
         return [f"{result} = fcmp uno {kind} {x}, {x}"]

@@ -22,7 +22,7 @@ from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
 from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, sum_of
 from tapegrad.engine.cpu.native.ops import is_exact
-from tapegrad.engine.work import Call
+from tapegrad.engine.work import Call, Silenced
 
 _XP = CPU.xp
 _ARRAYS = (_XP.ndarray, Phantom)
@@ -37,6 +37,9 @@ def entry_of(call: Call) -> Entry | None:
     f, arrays = call
     if type(f) is partial and not f.args and list(f.keywords) == ["out"]:
         f, arrays = f.func, (*arrays, f.keywords["out"])
+    silenced = type(f) is Silenced
+    if silenced:
+        f = f.ufunc
     if f is _XP.copyto and len(arrays) == 2:
         arrays = arrays[::-1]
     elif getattr(f, "__name__", "") == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
@@ -52,7 +55,7 @@ def entry_of(call: Call) -> Entry | None:
     loops = _one_loop(arrays) or (_nest(arrays) if exact or f is _XP.copyto else None)
     if loop is None or loops is None or _overlaps(arrays, spans):
         return None
-    return Entry(f.__name__, exact, loop, tuple(arrays), *loops, spans)
+    return Entry(f.__name__, exact, loop, tuple(arrays), *loops, spans, silenced)
 
 
 def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
@@ -140,13 +143,17 @@ class FlaggedError(Exception):
 
 
 class _Row(NamedTuple):
-    """A call that the machine makes: what of, its nest of loops, and the number of each operand's pointer."""
+    """A call that the machine makes: what of, its nest of loops, and the number of each operand's pointer.
+
+    ``flags``: whether its floating-point errors are reported.
+    """
 
     name: str | None
     loop: Loop
     shape: tuple[int, ...]
     strides: Sequence[Sequence[int]]
     pointers: Sequence[int]
+    flags: bool
 
 
 class _Rows:
@@ -176,7 +183,7 @@ class _Rows:
             sizes = cxx.address(self._numbers) + start
             strides = sizes + 8 * axes
             called = row.loop[:3] if axes == 1 else (machine.nest(), strides + 8 * axes * count, 0)
-            words += [*called, at, sizes, strides, row.loop.flags * counted, 0]
+            words += [*called, at, sizes, strides, row.flags * counted, 0]
             at += 8 * count
         self._words = _XP.array(words, _XP.int64)
         self.address = cxx.address(self._words)
@@ -239,7 +246,8 @@ class Table:
     def _row(self, number: int) -> _Row:
         entry = self._entries[number]
         pointers = range(self._starts[number], self._starts[number + 1])
-        return _Row(entry.name, entry.loop, entry.shape, entry.strides, pointers)
+        flags = entry.loop.flags and not entry.silenced
+        return _Row(entry.name, entry.loop, entry.shape, entry.strides, pointers, flags)
 
     def _fuse(self) -> None:
         """Let kernels stand for the groups that have one."""
@@ -256,7 +264,7 @@ class Table:
                 else:
                     loop = Loop(self._kernels.address(g.structure), 0, 0, True)
                     pointers = [self._starts[number] + k for number, k in g.operands]
-                    rows.append(_Row(None, loop, g.shape, g.strides, pointers))
+                    rows.append(_Row(None, loop, g.shape, g.strides, pointers, not self._entries[first].silenced))
                     first = g.last
             stretches.append((begin, len(rows)))
         self._fused = _Rows(rows, stretches, self._pointers)
