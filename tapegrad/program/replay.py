@@ -24,7 +24,7 @@ from tapegrad.device import CPU, cxx, dtypes, is_array, tally
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.numerics import blas
 from tapegrad.device.types import Array, Namespace
-from tapegrad.engine.cpu.native.flat import interpreted
+from tapegrad.engine.cpu.native.steps import interpreted
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.program import arena

@@ -17,6 +17,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.rule import Function
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.types import Array
+from tapegrad.engine.cpu.native.steps import CONTIGUOUS
 from tapegrad.engine.cpu.trace import Line, trace
 from tapegrad.engine.region import Region
 from tapegrad.engine.work import Silenced
@@ -201,7 +202,7 @@ class _Emitter:
         if value not in self.packed:
             self.scratch.append(self.dtypes[key])
             self.packed[value] = self.first_scratch + len(self.scratch) - 1
-            self.labels.append("contiguous")
+            self.labels.append(CONTIGUOUS)
             self.steps.append((lambda x, out, copy=self.xp.copyto: copy(out, x), (value,), self.packed[value]))
         return self.packed[value]
 

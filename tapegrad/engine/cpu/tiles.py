@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import CPU, Device, cxx, phantom, threads
+from tapegrad.device import CPU, Device, cxx, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.cpu.native.flat import Flat, is_interpreted
+from tapegrad.engine.cpu.native.steps import Run, Steps, is_interpreted, loops_of
 from tapegrad.engine.work import Call, Work, into
 
 TILE = 131072
@@ -26,8 +27,6 @@ TILE = 131072
 less often; 256 Ki gain little and leave arrays of 1 Mi four tiles."""
 REDUCTION_TILE = TILE
 _tile = [TILE]
-_MOST_READY = 4096
-"""Calls of a captured region that are made ready: beyond, they would take much memory."""
 
 
 def set_tile_size(elements: int) -> None:
@@ -57,6 +56,14 @@ class Grid:
     def tasks(self) -> int:
         """How many independent tasks there are."""
         return prod(self.shape[a] for a in self.kept) * self.chunks
+
+    def begin(self, number: int) -> tuple[list[int], int]:
+        """Return where task ``number`` begins along the axes up to ``axis``, and how many rows of that it has."""
+        number, chunk = divmod(number, self.chunks)
+        first = [0] * self.axis + [chunk * self.chunk]
+        for a, i in zip(self.kept, _indices(number, [self.shape[a] for a in self.kept]), strict=True):
+            first[a] = i
+        return first, min(self.chunk, self.shape[self.axis] - first[-1])
 
 
 def grid(shape: Shape, tile: int, axes: tuple[int, ...]) -> Grid:
@@ -132,83 +139,108 @@ class Tiling(Work):
 
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
-        workers, partials = self._workers_on(outputs, temporaries)
-        self._run_tiles(workers, outputs, temporaries)
+        workers, partials = self._workers_on(outputs, temporaries, self._machine_code(outputs, temporaries))
+        threads.run([_doing(w) for w in workers], self._cut.tasks)
         _finish(self._program, self._cut, partials, outputs, self.device.xp)
         return outputs
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
-        """Of a single tile each step by itself; else all tiles, on threads; of few, with their calls made ready."""
-        program, cut, xp = self._program, self._cut, self.device.xp
-        again = Tiling(program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device)
-        workers, partials = again._workers_on(outputs, temporaries)
-        if cut.tasks == 1:  # no axis is walked in order then
-            calls = list(workers[0](0))
-        else:
-            ready = not cut.reduced and len(workers) * cut.tasks * len(program.steps) <= _MOST_READY
-            ready = ready and phantom.Phantom not in map(type, (*reads, *outputs, *temporaries))
-            workers = [_ready(w, cut.tasks) if ready else w for w in workers]
-            calls = [(again._run_tiles, (workers, outputs, temporaries))]
+        """Of a single tile each step by itself; else all tiles, on threads."""
+        program, cut = self._program, self._cut
+        again = self._on(reads)
+        if cut.tasks > 1:
+            return [(again._run_on, (list(reads), outputs, temporaries))]
+        workers, partials = again._workers_on(outputs, temporaries, None)
+        calls = list(workers[0](0))  # no axis is walked in order
         if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
-            calls.append((_finish, (program, cut, partials, outputs, xp)))
+            calls.append((_finish, (program, cut, partials, outputs, self.device.xp)))
         return calls
 
-    def _workers_on(self, outputs: list[Array], temporaries: list[Array]) -> tuple[list[Tasks], list[Array]]:
-        """Tasks with scratch of each worker's own, and the parts of reductions."""
+    def _on(self, reads: Sequence[Array]) -> Tiling:
+        """The same work on other arrays, which lie as its own do."""
+        return Tiling(
+            self._program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device
+        )  # fmt: skip
+
+    def _run_on(self, reads: list[Array], outputs: list[Array], temporaries: list[Array]) -> None:
+        self._on(reads).run(outputs, temporaries)
+
+    def _workers_on(
+        self, outputs: list[Array], temporaries: list[Array], runs: Sequence[Run] | None
+    ) -> tuple[list[Tasks], list[Array]]:
+        """Tasks with scratch of each worker's own, and the parts of reductions; ``runs``: what does their steps."""
         program, cut, xp = self._program, self._cut, self.device.xp
         whole = outputs
         if cut.shape != self.shape and not program.reductions:
             whole = [x.reshape(cut.shape) for x in outputs]
-        rest = iter(temporaries)
+        parts = iter(temporaries)
         partials = [
-            outputs[r.output] if part is None else next(rest)
+            outputs[r.output] if part is None else next(parts)
             for r, part in zip(program.reductions, self._partials, strict=True)
         ]
+        every = self._scratch_in(temporaries)
         workers = [
-            _worker(program, cut, self._leaves, whole, partials, rows, self._axes, xp)
-            for rows in [[next(rest) for _ in program.scratch] for _ in range(self._workers)]
+            _worker(program, cut, self._leaves, whole, partials, rows, self._axes, xp, run)
+            for rows, run in zip_longest(every, runs or ())
         ]
         return workers, partials
 
-    def _run_tiles(self, workers: list[Tasks], outputs: list[Array], temporaries: list[Array]) -> None:
-        threads.run(self._tasks(workers, outputs, temporaries), self._cut.tasks)
+    def _scratch_in(self, temporaries: list[Array]) -> list[list[Array]]:
+        """The rows of scratch of each worker, which lie behind the parts of reductions."""
+        count = len(self._program.scratch)
+        first = len(temporaries) - self._workers * count
+        return [temporaries[first + i * count : first + (i + 1) * count] for i in range(self._workers)]
 
-    def _tasks(
-        self, workers: list[Tasks], outputs: list[Array], temporaries: list[Array]
-    ) -> list[Callable[[int], None]]:
-        """What does a task by its number, for each worker: by machine code, where there is some."""
-        tasks = [_doing(w) for w in workers]
+    def _machine_code(self, outputs: list[Array], temporaries: list[Array]) -> list[Run] | None:
+        """For each worker the machine code that does the steps of a tile; None: there is none."""
         program, cut = self._program, self._cut
-        if len(cut.shape) > 1 or program.reductions or STRIDED in self._layouts or is_interpreted():
-            return tasks
         arrays = [*self._leaves, *outputs]
-        if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
-            return tasks
-        flat = _flat(program, tuple(self._layouts), tuple(x.dtype for x in arrays))
+        if is_interpreted() or not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
+            return None
+        tile = (cut.chunk, *cut.shape[cut.axis + 1 :])
+        reduced, sources = {r.output for r in program.reductions}, {r.source for r in program.reductions}
+        nowhere = (0,) * len(cut.shape)
+        along = [_strides(x, cut.shape) for x in self._leaves]
+        along += [nowhere if i in reduced else x.reshape(cut.shape).strides for i, x in enumerate(outputs)]
+        inside = [strides[cut.axis :] for strides in along]
+        for k, dtype in enumerate(program.scratch, len(arrays)):  # what is reduced stays until the tile's end
+            inside.append(_contiguous(tile, dtype.itemsize) if k in sources else nowhere[cut.axis :])
+        inside += [nowhere[cut.axis :]] * len(program.constants)
+        loops = loops_of(tile, tuple(inside))
+        if loops is None:
+            return None
+        steps = _steps(program, loops.strides[-1][: len(arrays)], tuple(x.dtype for x in arrays))
         read = {cxx.address(x) for x in self._leaves}
-        if not flat.ready or any(cxx.address(x) in read for x in outputs):  # a tile could not be done again
-            return tasks
-        count = len(program.scratch)
-        scratch = [temporaries[i * count : (i + 1) * count] for i in range(len(workers))]
-        return [
-            flat.task([*arrays, *rows, *program.constants], cut.chunk, cut.shape[0], interpreted)
-            for rows, interpreted in zip(scratch, tasks, strict=True)
-        ]
+        if not steps.ready or any(cxx.address(x) in read for x in outputs):  # a tile could not be done again
+            return None
+        axes = list(zip(*along, strict=True))[: cut.axis + 1]
+        return [steps.run([*arrays, *rows, *program.constants], loops, axes) for rows in self._scratch_in(temporaries)]
 
     def text(self) -> str:
         """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
         return _text_of(self._program, self.shape, self._layouts, self._axes)
 
 
+def _strides(x: Array, shape: Shape) -> Shape:
+    """The strides of a leaf along the axes of a loop over ``shape``, 0 where it is broadcast."""
+    if not x.ndim:
+        return (0,) * len(shape)
+    return tuple(0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
+
+
 @lru_cache(4096)
-def _flat(program: Program, layouts: tuple[str, ...], dtypes: tuple[DType, ...]) -> Flat:
-    """Return the steps of a program on leaves and outputs of these ``dtypes`` for machine code."""
-    leaves, scratch = len(layouts), len(dtypes)
-    single = [kind == SCALAR for kind in layouts] + [False] * (program.outputs + len(program.scratch))
-    single += [True] * len(program.constants)
-    outputs = range(leaves, scratch)
+def _steps(program: Program, strides: tuple[int, ...], dtypes: tuple[DType, ...]) -> Steps:
+    """Return the steps of a program for machine code, on leaves and outputs of ``strides`` and ``dtypes``."""
+    scratch = len(dtypes)
     every = (*dtypes, *program.scratch, *(x.dtype for x in program.constants))
-    return Flat(program.steps, program.labels, every, single, scratch, outputs)
+    along = (*strides, *(dtype.itemsize for dtype in program.scratch), *[0] * len(program.constants))
+    needed = {*range(scratch - program.outputs, scratch), *(r.source for r in program.reductions)}
+    return Steps(program.steps, program.labels, every, along, scratch, needed)
+
+
+def _contiguous(shape: Shape, itemsize: int) -> Shape:
+    """The strides of a C-contiguous array."""
+    return tuple(itemsize * prod(shape[a + 1 :]) for a in range(len(shape)))
 
 
 class _Frame(NamedTuple):
@@ -295,12 +327,12 @@ def _worker(
     scratch: list[Array],
     axes: tuple[int, ...],
     xp: Namespace,
+    run: Run | None,
 ) -> Tasks:
-    """The calls of each task, with scratch of its own."""
+    """The calls of each task, with scratch of its own; ``run`` does the steps, or leaves them to NumPy."""
     if cut.axis == 0 and not program.reductions:
-        return _rows_worker(program, cut, leaves, outputs, scratch)
+        return _rows_worker(program, cut, leaves, outputs, scratch, run)
     axis = cut.axis
-    kept_sizes = [cut.shape[a] for a in cut.kept]
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
     steps = program.steps
     tile_axes = tuple(a - axis for a in axes if a >= axis)
@@ -315,12 +347,8 @@ def _worker(
         return x[(*index, slice(None) if fixed[axis] else rows)]
 
     def task(number: int) -> Iterator[Call]:
-        number, chunk = divmod(number, cut.chunks)
-        before = [0] * axis
-        for a, i in zip(cut.kept, _indices(number, kept_sizes), strict=True):
-            before[a] = i
-        rows = slice(chunk * cut.chunk, min((chunk + 1) * cut.chunk, cut.shape[axis]))
-        count = rows.stop - rows.start
+        (*before, start), count = cut.begin(number)
+        rows, chunk = slice(start, start + count), start // cut.chunk
         temporaries = scratch if count == cut.chunk else [s[:count] for s in scratch]
         for turn in range(prod(reduced_sizes)):
             for a, i in zip(cut.reduced, _indices(turn, reduced_sizes), strict=True):
@@ -329,8 +357,9 @@ def _worker(
             values: list[Any] = [view(x, fixed, before, rows) for x, fixed in sources]
             values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
             values += (*temporaries, *program.constants)
-            for fn, operands, result in steps:
-                yield into(fn, [values[i] for i in operands], values[result])
+            if run is None or not run((*before, start), count):
+                for fn, operands, result in steps:
+                    yield into(fn, [values[i] for i in operands], values[result])
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)
@@ -343,27 +372,26 @@ def _worker(
     return task
 
 
-def _rows_worker(program: Program, cut: Grid, leaves: list[Array], outputs: list[Array], scratch: list[Array]) -> Tasks:
+def _rows_worker(
+    program: Program, cut: Grid, leaves: list[Array], outputs: list[Array], scratch: list[Array], run: Run | None
+) -> Tasks:
     """The calls of each task of a loop that is cut along its first axis alone, without reductions."""
     length, arrays = cut.shape[0], [*leaves, *outputs]
 
     def task(number: int) -> Iterator[Call]:
+        (start,), count = cut.begin(number)
+        if run is not None and run((start,), count):
+            return
         values = [*arrays, *scratch]
         if cut.chunks > 1:
-            start = number * cut.chunk
-            rows = slice(start, min(start + cut.chunk, length))
+            rows = slice(start, start + count)
             values = [x[rows] if x.ndim and x.shape[0] == length else x for x in arrays]
-            values += scratch if rows.stop - start == cut.chunk else [x[: rows.stop - start] for x in scratch]
+            values += scratch if count == cut.chunk else [x[:count] for x in scratch]
         values += program.constants
         for f, operands, result in program.steps:
             yield into(f, [values[i] for i in operands], values[result])
 
     return task
-
-
-def _ready(tasks: Tasks, count: int) -> Tasks:
-    """The same calls, made once."""
-    return [list(tasks(number)) for number in range(count)].__getitem__
 
 
 def _doing(tasks: Tasks) -> Callable[[int], None]:

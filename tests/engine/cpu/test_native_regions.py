@@ -10,6 +10,7 @@ import pytest
 import tapegrad as tg
 from tapegrad.engine import region
 from tapegrad.engine.cpu import tiles
+from tapegrad.engine.cpu.native.steps import Steps
 
 pytestmark = pytest.mark.usefixtures("machine_code")
 
@@ -120,3 +121,69 @@ def test_captured_formulas_need_no_call_of_python() -> None:
     for _ in range(4):
         f(x)
     assert " and 0 calls" in f.explain(x), f.explain(x)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows of the tiles that machine code has done."""
+    rows: list[int] = []
+    run = Steps.run
+
+    def counted(self: Steps, *args: Any) -> Any:
+        inner = run(self, *args)
+        return lambda position, count: (rows.append(count), inner(position, count))[1]
+
+    monkeypatch.setattr(Steps, "run", counted)
+    return rows
+
+
+ROWS: dict[str, Callable[..., Any]] = {
+    "rows": lambda x, row, column, gaps: tg.gelu(x * row + 1) * tg.tanh(row),
+    "columns": lambda x, row, column, gaps: tg.exp(x - column) / (column * column + 1),
+    "both": lambda x, row, column, gaps: tg.where(x > row, x * column, tg.sigmoid(row) - column),
+    "gaps": lambda x, row, column, gaps: tg.exp(gaps) * x - gaps * row,
+    "sums of rows": lambda x, row, column, gaps: tg.sum(tg.tanh(x * row) * column, axis=-1),
+    "sums of columns": lambda x, row, column, gaps: tg.sum(tg.gelu(x + row), axis=tuple(range(x.ndim - 1))),
+    "sums": lambda x, row, column, gaps: tg.sum(x * column + tg.sin(row)),
+    "a sum alone": lambda x, row, column, gaps: tg.sum(x, axis=0),
+    "a sum beside": lambda x, row, column, gaps: (y := tg.tanh(x * row), tg.sum(y * x, axis=0)),
+}
+
+
+@pytest.mark.parametrize("shape", [(7, 100), (40, 203), (6, 5, 128), (2, 5000), (5, 1, 300)], ids=str)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("chain", ROWS)
+def test_broadcast_leaves_and_sums_have_the_bits_of_the_first_run(
+    chain: str, dtype: str, shape: tuple[int, ...], served: list[int]
+) -> None:
+    rng = np.random.default_rng(len(shape))
+    draw = lambda *shape: rng.normal(size=shape).astype(dtype)
+    x, row, column = (tg.asarray(draw(*s)) for s in (shape, shape[-1:], (*shape[:-1], 1)))
+    gaps = tg.asarray(draw(*shape[:-1], 2 * shape[-1]))[..., ::2]
+
+    def results() -> list[bytes]:
+        return [bits(y.numpy()) for y in tg.tree.flatten(ROWS[chain](x, row, column, gaps))]
+
+    first, *later = (results() for _ in range(4))
+    assert all(other == first for other in later)
+    assert served or chain == "a sum alone"
+
+
+def test_captured_regions_with_sums_report_errors_once(served: list[int]) -> None:
+    def f(x: Any) -> Any:
+        return tg.sum(1 / (tg.sort(x) * 2 - 3))
+
+    g = tg.function(f)
+    good = np.linspace(0, 1, 5000)
+    bad = np.where(np.arange(5000) == 4321, 1.5, good)
+
+    def warned(f: Callable[..., Any], x: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f(x).numpy()
+        return sorted(str(w.message) for w in caught)
+
+    for _ in range(4):
+        assert not warned(g, tg.asarray(good))
+    for _ in range(5):
+        assert warned(g, tg.asarray(bad)) == warned(f, tg.asarray(bad)) != []

@@ -134,6 +134,23 @@ def _agrees(loop: Loop, ufunc: Any, dtypes: tuple[DType, ...]) -> bool:
     return True
 
 
+def merged(loops: Sequence[tuple[int, Sequence[int]]]) -> tuple[list[int], list[Sequence[int]]]:
+    """Return the sizes and strides of the fewest nested loops that walk as ``loops`` do: a size, and strides of arrays.
+
+    Both go from the outermost loop to the innermost.
+    """
+    sizes: list[int] = []
+    strides: list[Sequence[int]] = []
+    for n, here in loops:
+        if sizes and all(before == s * n for before, s in zip(strides[-1], here, strict=True)):
+            sizes[-1] *= n
+            strides[-1] = here
+        else:
+            sizes.append(n)
+            strides.append(here)
+    return sizes, strides
+
+
 def samples(dtype: DType, seed: int) -> Any:
     """Return ``PROBED`` elements of ``dtype``: special values, and others of many magnitudes."""
     random = _XP.random.default_rng(seed)

@@ -87,7 +87,7 @@ def nest() -> int:
 
     Its context is a record of five words: function, context and auxiliary data of the other loop, how many operands
     there are, and how many nested loops.  Sizes are those of the innermost loop, then of the others, outermost first;
-    so are strides, for each loop one per operand.
+    so are strides, for each loop one per operand.  It returns what the other loop has returned, joined by or.
     """
     return _ready()[1]["nest"]
 
@@ -219,7 +219,7 @@ start:
   %count = load i64, ptr %count.p
   %loops.p = getelementptr i64, ptr %record, i64 4
   %loops = load i64, ptr %loops.p
-  %pointers = alloca [32 x i64]
+  %pointers = alloca [64 x i64]
   %turns = alloca [8 x i64]
   br label %copy
 copy:
@@ -239,7 +239,9 @@ zero:
   %z.more = icmp slt i64 %z.next, 8
   br i1 %z.more, label %zero, label %call
 call:
+  %seen = phi i32 [ 0, %zero ], [ %seen.now, %moved ]
   %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %strides, ptr %auxdata)
+  %seen.now = or i32 %seen, %status
   %outer = sub i64 %loops, 1
   br label %carry
 carry:
@@ -278,7 +280,7 @@ rewound:
   %loop.next = sub i64 %loop, 1
   br label %carry
 done:
-  ret i32 0
+  ret i32 %seen.now
 }
 """
 

@@ -20,7 +20,7 @@ from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, sum_of
+from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, merged, sum_of
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Call, Silenced
 
@@ -99,20 +99,8 @@ def _nest(arrays: Sequence[Array]) -> Loops | None:
     out = arrays[-1]
     every = [CPU.xp.broadcast_to(x, out.shape).strides for x in arrays]
     axes = sorted((a for a, n in enumerate(out.shape) if n > 1), key=lambda a: -abs(out.strides[a]))
-    sizes: list[int] = []
-    steps: list[list[int]] = []
-    for a in axes:
-        here = [s[a] for s in every]
-        n = out.shape[a]
-        if sizes and all(before == s * n for before, s in zip(steps[-1], here, strict=True)):
-            sizes[-1] *= n
-            steps[-1] = here
-        else:
-            sizes.append(n)
-            steps.append(here)
-    if not 0 < len(sizes) <= _MOST_AXES:
-        return None
-    return tuple(sizes), tuple(zip(*steps, strict=True))
+    sizes, strides = merged([(out.shape[a], [s[a] for s in every]) for a in axes])
+    return (tuple(sizes), tuple(zip(*strides, strict=True))) if 0 < len(sizes) <= _MOST_AXES else None
 
 
 def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool:
