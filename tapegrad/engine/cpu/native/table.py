@@ -9,7 +9,7 @@ does, and the run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -144,15 +144,25 @@ class _Row(NamedTuple):
     flags: bool
 
 
+class _Pointers:
+    """Where operands lie: at an offset from one of the ``bases``, of which the first is 0."""
+
+    def __init__(self, count: int) -> None:
+        self.offsets = _XP.zeros(count, _XP.int64)
+        self.bases = _XP.zeros(count, _XP.int64)
+
+
 class _Rows:
     """Calls that the machine walks; ``stretches``: the rows that stand for each stretch of entries."""
 
-    def __init__(self, rows: Sequence[_Row], stretches: Sequence[tuple[int, int]], pointers: Array) -> None:
+    def __init__(self, rows: Sequence[_Row], stretches: Sequence[tuple[int, int]], pointers: _Pointers) -> None:
         self.names = [row.name for row in rows]
         self.stretches = stretches
         self._source = pointers
         self._index = _XP.array([p for row in rows for p in row.pointers], _XP.int64)
-        self._pointers = pointers.take(self._index)
+        self._bases = pointers.bases.take(self._index)
+        self._pointers = _XP.empty(len(self._index), _XP.int64)
+        self.take_offsets()
         at = cxx.address(self._pointers)
         numbers: list[int] = []
         starts = []
@@ -176,9 +186,13 @@ class _Rows:
         self._words = _XP.array(words, _XP.int64)
         self.address = cxx.address(self._words)
 
-    def bind(self) -> None:
-        """Take the pointers as they are now."""
-        self._source.take(self._index, out=self._pointers)
+    def take_offsets(self) -> None:
+        """Take the offsets as they are now."""
+        self._offsets = self._source.offsets.take(self._index)
+
+    def bind(self, bases: Array) -> None:
+        """Let pointers be offsets from ``bases``."""
+        _XP.add(self._offsets, bases.take(self._bases), out=self._pointers)
 
 
 class Table:
@@ -194,6 +208,8 @@ class Table:
         self._groups: list[Group] = []
         self._kernels = kernels.NOTHING
         self._fused: _Rows | None = None
+        self._changed = False
+        """Whether some entry has been changed since the last replay."""
         self.failures = 0
         """Replays that had to be made again."""
 
@@ -209,13 +225,9 @@ class Table:
     def close(self, fused: bool) -> None:
         """Bind all entries to memory; none can be added any more.  ``fused``: kernels may stand for groups of them."""
         self._starts = [0, *accumulate(len(entry.arrays) for entry in self._entries)]
-        self._pointers = _XP.zeros(self._starts[-1], _XP.int64)
-        moving: dict[int, list[tuple[int, int]]] = {}
+        self._pointers = _Pointers(self._starts[-1])
         for number, entry in enumerate(self._entries):
-            for at, place in self._point_to(number, entry):
-                if place is not None:
-                    moving.setdefault(place[0], []).append((at, place[1]))
-        self._moving = [(i, *_XP.array(pairs).T) for i, pairs in moving.items()]
+            self._point_to(number, entry)
         rows = [self._row(number) for number in range(len(self._entries))]
         self._single = _Rows(rows, self._stretches, self._pointers)
         if fused:
@@ -223,13 +235,13 @@ class Table:
                 self._groups += groups(self._entries, self._lifetimes, first, last, then)
             self._kernels = kernels.request(g.structure for g in self._groups)
 
-    def _point_to(self, number: int, entry: Entry) -> Iterator[tuple[int, tuple[int, int] | None]]:
-        """Point to the arrays of an entry; yield the number of each pointer, and its place if each call has another."""
+    def _point_to(self, number: int, entry: Entry) -> None:
+        """Point to the arrays of an entry."""
         for at, x in enumerate(entry.arrays, self._starts[number]):
             place = self._place(x)
-            if place is None:
-                self._pointers[at] = cxx.address(x)
-            yield at, place
+            self._pointers.bases[at], self._pointers.offsets[at] = (
+                (0, cxx.address(x)) if place is None else (place[0] + 1, place[1])
+            )
 
     def _row(self, number: int) -> _Row:
         entry = self._entries[number]
@@ -271,8 +283,8 @@ class Table:
         if entry is None or (entry.loop, entry.shape, entry.strides) != (old.loop, old.shape, old.strides):
             return False
         self._entries[number] = entry
-        for _ in self._point_to(number, entry):
-            pass
+        self._point_to(number, entry)
+        self._changed = True
         return True
 
     def bind(self, arrays: Sequence[Array], fused: bool = True) -> bool:
@@ -282,11 +294,13 @@ class Table:
         """
         if self._kernels.ready:
             self._fuse()
+        if self._changed:
+            for rows in filter(None, (self._single, self._fused)):
+                rows.take_offsets()
+            self._changed = False
         kernels_serve = fused and self.failures < _MOST_FAILURES
         self._now = (self._fused if kernels_serve else None) or self._single
-        for i, numbers, offsets in self._moving:
-            self._pointers[numbers] = offsets + cxx.address(arrays[i])
-        self._now.bind()
+        self._now.bind(_XP.array([0, *map(cxx.address, arrays)], _XP.int64))
         return self._now is self._fused
 
     def run(self, stretch: int) -> None:
