@@ -1,7 +1,7 @@
 """How much faster is a captured step (``tg.function``) than the same step run eagerly, and than PyTorch's and JAX's?
 
     python bench/captured.py [--only rk,transformer,wave] [--threads 1] [--rounds 9] [--steps 100] [--cells 300]
-                             [--shares] [--json]
+                             [--json]
 
 * rk: 50 steps of Runge and Kutta's method of order 4 on 4 numbers, with the gradient in 4 parameters (float64): what is
   left is the cost of calling.
@@ -12,7 +12,7 @@
 
 Results are compared: captured with eager to the bit, with PyTorch within a tolerance.  Ratios above 1 mean that the
 captured step is faster; they are medians of ratios within a round.  With one thread, times are the processor's, which
-a busy machine spoils less.  ``--shares``: where the time of a replayed transformer step goes.
+a busy machine spoils less.
 """
 
 from __future__ import annotations
@@ -26,11 +26,6 @@ import common
 
 Runs = dict[str, Callable[[], Any]]
 DT = 0.1
-CLASSES = {
-    "matmul": "products", "attention": "attention", "gelu": "GELU and its derivative", "layer_norm": "layer norm",
-    "update": "Adam", "sqrt": "Adam", "": "additions, sums and others",
-}  # fmt: skip
-"""What classes of works are called, by a part of a primitive's name; the first that fits counts."""
 
 
 def rk(tg: Any, torch: Any, jax: Any, np: Any, options: argparse.Namespace) -> Runs:
@@ -108,38 +103,6 @@ def transformer(tg: Any, torch: Any, jax: Any, np: Any, options: argparse.Namesp
 
 def written(tg: Any, torch: Any, jax: Any, np: Any, options: argparse.Namespace) -> Runs:
     return transformer(tg, torch, jax, np, options, fused=False)
-
-
-def shares(tg: Any, np: Any, rounds: int) -> None:
-    """Print which part of a replay's time each class of works takes; medians over rounds."""
-    from tapegrad.program.replay import Replay
-
-    _, other, captured, _ = demo(tg, np)
-    arguments = [other.tokens, other.labels]
-    for _ in range(3):
-        captured(*arguments)
-    (entry,) = captured._entries.values()
-    replay = Replay(entry.program, inside=True)
-    steps = [(step.names, replay._calls(i)) for i, step in enumerate(replay.program.steps)]
-    times: list[list[float]] = [[] for _ in steps]
-    for _ in range(rounds):
-        replay._begin(arguments)
-        for taken, (_, calls) in zip(times, steps, strict=True):
-            begin = time.thread_time()
-            for f, args in calls:
-                f(*args)
-            taken.append(time.thread_time() - begin)
-    whole = []
-    for _ in range(rounds):
-        begin = time.thread_time()
-        captured(*arguments)
-        whole.append(time.thread_time() - begin)
-    found = dict.fromkeys(CLASSES.values(), 0.0)
-    for taken, (names, _) in zip(times, steps, strict=True):
-        found[next(what for part, what in CLASSES.items() if any(part in n for n in names))] += common.median(taken)
-    found["calls between them, results and new values of variables"] = common.median(whole) - sum(found.values())
-    for what, seconds in sorted(found.items(), key=lambda x: -x[1]):
-        print(f"{seconds / common.median(whole):6.1%}  {seconds * 1e3:6.2f} ms  {what}")
 
 
 def wave(tg: Any, torch: Any, jax: Any, np: Any, options: argparse.Namespace) -> Runs:
@@ -233,14 +196,11 @@ def main() -> None:
     parser.add_argument(
         "--cells", type=int, default=300, help="of the wave, a side: with few, calling is what takes time"
     )
-    parser.add_argument("--shares", action="store_true", help="of classes of works in a step of the transformer")
     options = parser.parse_args()
     common.begin(options.threads)
     tg, torch, jax = (common.load(name, options.threads) for name in ("tapegrad", "torch", "jax"))
     import numpy as np
 
-    if options.shares:
-        return shares(tg, np, options.rounds)
     if jax is not None:
         jax.config.update("jax_enable_x64", True)  # for rk; the others say float32
     clock = time.process_time if options.threads == 1 else time.perf_counter
