@@ -210,11 +210,14 @@ class Tiling(Work):
         if loops is None:
             return None
         steps = _steps(program, loops.strides[-1][: len(arrays)], tuple(x.dtype for x in arrays))
-        read = {cxx.address(x) for x in self._leaves}
-        if not steps.ready or any(cxx.address(x) in read for x in outputs):  # a tile could not be done again
+        at, count = cxx.addresses(arrays), len(self._leaves)
+        if not steps.ready or not set(at[:count]).isdisjoint(at[count:]):  # a tile could not be done again
             return None
         axes = list(zip(*along, strict=True))[: cut.axis + 1]
-        return [steps.run([*arrays, *rows, *program.constants], loops, axes) for rows in self._scratch_in(temporaries)]
+        constants = cxx.addresses(program.constants)
+        return [
+            steps.run([*at, *cxx.addresses(rows), *constants], loops, axes) for rows in self._scratch_in(temporaries)
+        ]
 
     def text(self) -> str:
         """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""

@@ -165,20 +165,21 @@ class Steps:
             words += [*loop[:3], flags, len(operands), *operands, *(stride[k] for k in operands)]
         self._record = _XP.array(words, _XP.int64)
 
-    def run(self, arrays: Sequence[Array], loops: Loops, axes: Sequence[Sequence[int]]) -> Run:
+    def run(self, addresses: Sequence[int], loops: Loops, axes: Sequence[Sequence[int]]) -> Run:
         """Return a function that does a tile: of its first element's position, and of how many rows it has.
 
-        ``axes``: the strides of leaves and outputs along each axis of the position.  The function returns False where
-        an error was met that must be reported: the tile is to be done again by NumPy's calls.
+        ``addresses``: of the values, which the caller holds.  ``axes``: the strides of leaves and outputs along each
+        axis of the position.  The function returns False where an error was met that must be reported: the tile is to
+        be done again by NumPy's calls.
         """
         record: Any = self._record
-        count, depth = len(arrays), len(loops.sizes)
+        count, depth = len(addresses), len(loops.sizes)
         # A loop's arguments: pointers, sizes (the innermost loop's first), strides, and the record of a nest.
         outermost = count + (depth > 1)
         sizes = (loops.sizes[-1], *loops.sizes[:-1])
         strides = [s for loop in (-1, *range(depth - 1)) for s in loops.strides[loop]]
         nested = [machine.sequence(), cxx.address(record), 0, count, depth]
-        first = _XP.array([*map(cxx.address, arrays), *sizes, *strides, *nested], _XP.int64)
+        first = _XP.array([*addresses, *sizes, *strides, *nested], _XP.int64)
         ways = _XP.zeros((len(axes), len(first)), _XP.int64)
         ways[:, : self._scratch] = axes
         at = 8 * (len(first) - len(nested))
