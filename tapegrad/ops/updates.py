@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from math import log
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -25,7 +25,6 @@ from tapegrad.device.kernel import Kernel
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.evaluate import array_of, arrays_of, fill
 from tapegrad.engine.make import Function
-from tapegrad.engine.region import runs_at_once
 from tapegrad.ops.apply import on_one_device
 from tapegrad.ops.casting import cast
 from tapegrad.ops.create.creation import asarray, full
@@ -40,30 +39,17 @@ AT_ONCE = 32 * 2**20
 """Bytes of variables in one group, unless one alone has more: their new values exist beside the old ones for a while,
 and for large tensors fewer launches gain nothing."""
 SMALL = 2**20
-"""The same on the CPU: a large tensor gains nothing from a group; small ones share the numbers of the formula."""
+"""The same on the CPU, where groups gain nothing: it bounds how many values are there twice."""
 
 Columns = Sequence[Sequence[Buffer]]
 """For each operand of a formula as many buffers as tensors are updated."""
 _buffer_of: Callable[[Tensor], Buffer] = attrgetter("_buffer")
-Value = TypeVar("Value", Tensor, Array)
-"""What a formula computes with: tensors, or on the CPU the arrays of small ones."""
-
-
-class Functions(NamedTuple):
-    """What formulas take besides arithmetic: of tensors, or NumPy's."""
-
-    sqrt: Callable[[Any], Any]
-    maximum: Callable[[Any, Any], Any]
-    sign: Callable[[Any], Any]
-
-
-_OF_TENSORS = Functions(sqrt, maximum, sign)
 
 
 class Formula(NamedTuple):
     """An update: of which ``operands`` (x, gradient, slots) those at the positions ``renewed`` get new values.
 
-    ``compute(functions, numbers, *operands)`` gives these; ``kernel``: the same on CUDA for many tensors, ``of_rows``
+    ``compute(numbers, *operands)`` gives these; ``kernel``: the same on CUDA for many tensors, ``of_rows``
     for rows of tables, in place (None: there is none).  The kernels are given the numbers after decay.
     """
 
@@ -98,25 +84,25 @@ def adam_formula(factor: float, beta_1: float, beta_2: float, epsilon: float) ->
     """
     numbers = (_number(factor), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2, float(epsilon))
 
-    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def compute(numbers: Sequence[Tensor], x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         scale, keep_m, add_m, keep_v, add_v, more = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
-        return x - scale * m / (f.sqrt(v) + more), m, v
+        return x - scale * m / (sqrt(v) + more), m, v
 
     return Formula("adam_update", _ADAM, (0, 2, 3), compute, numbers, _ADAM_ROWS)
 
 
 def sgd_formula(rate: float) -> Formula:
     """``x - rate g``."""
-    compute = lambda f, numbers, x, g: (x - numbers[0] * g,)
+    compute = lambda numbers, x, g: (x - numbers[0] * g,)
     return Formula("sgd_update", _SGD, (0,), compute, (_number(rate),), _SGD_ROWS)
 
 
 def momentum_formula(rate: float, momentum: float, nesterov: bool = False) -> Formula:
     """``v = momentum v - rate g``; ``x + v``, or with ``nesterov`` ``x + momentum v - rate g``."""
 
-    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, v: Value) -> tuple[Value, ...]:
+    def compute(numbers: Sequence[Tensor], x: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         down, keep = numbers[0] * g, numbers[1]
         v = keep * v - down
         return (x + keep * v - down if nesterov else x + v), v
@@ -134,18 +120,16 @@ def rmsprop_formula(
     ``v = momentum v + down``; ``x - down`` or ``x - v``.
     """
 
-    def compute(
-        f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value, *others: Value
-    ) -> tuple[Value, ...]:
+    def compute(numbers: Sequence[Tensor], x: Tensor, g: Tensor, s: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         scale, keep, add, more, keep_v = numbers
         s = keep * s + add * (g * g)
         new: list[Any] = [s]
         variance: Any = s
         if centered:
             a = keep * others[0] + add * g
-            variance = f.maximum(s - a * a, 0.0)  # rounding may have made it negative
+            variance = maximum(s - a * a, 0.0)  # rounding may have made it negative
             new.append(a)
-        down: Any = scale * g / f.sqrt(variance + more)
+        down: Any = scale * g / sqrt(variance + more)
         if moved:
             down = keep_v * others[-1] + down
             new.append(down)
@@ -159,9 +143,9 @@ def rmsprop_formula(
 def adagrad_formula(rate: float, epsilon: float) -> Formula:
     """``s = s + g^2``, ``x - rate g / sqrt(s + epsilon)``."""
 
-    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, s: Value) -> tuple[Value, ...]:
+    def compute(numbers: Sequence[Tensor], x: Tensor, g: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         s = s + g * g
-        return x - numbers[0] * g / f.sqrt(s + numbers[1]), s
+        return x - numbers[0] * g / sqrt(s + numbers[1]), s
 
     numbers = (_number(rate), float(epsilon))
     return Formula("adagrad_update", _ADAGRAD, (0, 2), compute, numbers, _ADAGRAD_ROWS)
@@ -170,9 +154,9 @@ def adagrad_formula(rate: float, epsilon: float) -> Formula:
 def lion_formula(rate: float, beta_1: float, beta_2: float) -> Formula:
     """``x - rate sign(beta_1 m + (1 - beta_1) g)``, ``m = beta_2 m + (1 - beta_2) g``."""
 
-    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value) -> tuple[Value, ...]:
+    def compute(numbers: Sequence[Tensor], x: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         scale, keep_1, add_1, keep_2, add_2 = numbers
-        return x - scale * f.sign(keep_1 * m + add_1 * g), keep_2 * m + add_2 * g
+        return x - scale * sign(keep_1 * m + add_1 * g), keep_2 * m + add_2 * g
 
     numbers = (_number(rate), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2)
     return Formula("lion_update", _LION, (0, 2), compute, numbers)
@@ -184,11 +168,11 @@ def lamb_formula(scale_m: float, scale_v: float, beta_1: float, beta_2: float, e
     ``m`` and ``v`` as of :func:`adam_formula`, ``u = scale_m m / (sqrt(scale_v v) + epsilon) + decay x``.
     """
 
-    def compute(f: Functions, numbers: Sequence[Value], x: Value, g: Value, m: Value, v: Value) -> tuple[Value, ...]:
+    def compute(numbers: Sequence[Tensor], x: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         by_m, by_v, keep_m, add_m, keep_v, add_v, more, part = numbers
         m = keep_m * m + add_m * g
         v = keep_v * v + add_v * (g * g)
-        return by_m * m / (f.sqrt(by_v * v) + more) + part * x, m, v
+        return by_m * m / (sqrt(by_v * v) + more) + part * x, m, v
 
     numbers = (_number(scale_m), _number(scale_v), float(beta_1), 1.0 - beta_1, float(beta_2), 1.0 - beta_2,
                float(epsilon), float(decay))  # fmt: skip
@@ -286,29 +270,9 @@ def of_many(formula: Formula, operands: Sequence[Sequence[Tensor]], shrink: floa
             wanted = numbers if shrink is None else (*numbers, shrink)
             scalars = shared[first.device, first.dtype] = [scalar(number, first) for number in wanted]
         plain, decay = scalars[: len(numbers)], scalars[len(numbers) :]
-        for some in _small_ones(group, rows):
-            for i, made in zip(some, _in_one_go(formula, plain, decay, [rows[i] for i in some]), strict=True):
-                new[i] = made
         for i in group:
-            new[i] = new[i] or _by_tensors(formula, plain, decay, rows[i])
+            new[i] = _by_tensors(formula, plain, decay, rows[i])
     return new
-
-
-def _small_ones(group: list[int], rows: list[tuple[Tensor, ...]]) -> list[list[int]]:
-    """Tensors of a group that are updated in one go: together no more than what else runs at once; none on a tape."""
-    parts: list[list[int]] = []
-    held = None
-    for i in group:
-        aval = rows[i][0]._buffer.node.aval
-        if thread.recorders or aval.dtype.kind != "f" or not runs_at_once(aval):
-            continue
-        joined = aval if held is None else aval.with_shape((held.size + aval.size,))
-        if held is None or not runs_at_once(joined):
-            parts.append([])
-            joined = aval
-        parts[-1].append(i)
-        held = joined
-    return parts
 
 
 def of_halves(
@@ -384,42 +348,9 @@ def _by_tensors(
     formula: Formula, numbers: list[Tensor], shrink: list[Tensor], row: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     """One tensor's update on the CPU: the formula in tensors, as one kernel."""
-    made = formula.compute(_OF_TENSORS, numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
+    made = formula.compute(numbers, row[0] * shrink[0] if shrink else row[0], *row[1:])
     materialize(*made)
     return made
-
-
-def _in_one_go(
-    formula: Formula, numbers: list[Tensor], shrink: list[Tensor], rows: list[tuple[Tensor, ...]]
-) -> Iterable[tuple[Tensor, ...]]:
-    """The updates of small tensors on the CPU: the formula in their elements, one after the other: the same bits.
-
-    NumPy rounds each element of what formulas take as IEEE 754 says, wherever it stands.
-    """
-    xp, avals = rows[0][0].device.xp, [row[0]._buffer.node.aval for row in rows]
-    count, width, functions = len(rows), len(rows[0]), Functions(xp.sqrt, xp.maximum, xp.sign)
-    written, plain = count * len(formula.renewed), len(numbers)
-
-    def call(*arrays: Array) -> None:
-        outputs, scalars, columns = arrays[:written], arrays[written : -count * width], arrays[-count * width :]
-        x, *others = [_flat(xp, columns[i * count : (i + 1) * count]) for i in range(width)]
-        x = x * scalars[plain] if shrink else x
-        new = formula.compute(functions, scalars[:plain], x, *others)
-        for i, values in enumerate(new):
-            start = 0
-            for out in outputs[i * count : (i + 1) * count]:
-                stop = start + out.size
-                out[...] = values[start:stop].reshape(out.shape)
-                start = stop
-
-    reads = [array_of(t._buffer) for t in (*numbers, *shrink, *chain.from_iterable(zip(*rows, strict=True)))]
-    made = thread.executor.values(Function(formula.name, avals * len(formula.renewed), call, reads))
-    return zip(*(map(Tensor, made[i : i + count]) for i in range(0, written, count)), strict=True)
-
-
-def _flat(xp: Any, arrays: Sequence[Array]) -> Array:
-    """The elements of arrays, one after the other."""
-    return arrays[0].reshape(-1) if len(arrays) == 1 else xp.concatenate(arrays, axis=None)
 
 
 def _rows_by_kernel(
