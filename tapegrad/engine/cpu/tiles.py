@@ -19,13 +19,15 @@ from tapegrad.device import CPU, Device, cxx, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
 from tapegrad.engine.cpu.native.steps import Run, Steps, is_interpreted, loops_of
-from tapegrad.engine.work import Call, Work, into
+from tapegrad.engine.work import Call, Work, into, nbytes_of
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
 128 Ki take 0.75 to 0.85 of the time of 64 Ki and half of that of 32 Ki, since threads hand over the interpreter's lock
 less often; 256 Ki gain little and leave arrays of 1 Mi four tiles."""
 REDUCTION_TILE = TILE
+_SCRATCH = 2**20
+"""Bytes of scratch of a worker, at most, where the steps of a region have many values: what a core's L2 cache holds."""
 _tile = [TILE]
 
 
@@ -198,13 +200,13 @@ class Tiling(Work):
         if is_interpreted() or not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
             return None
         tile = (cut.chunk, *cut.shape[cut.axis + 1 :])
-        reduced, sources = {r.output for r in program.reductions}, {r.source for r in program.reductions}
+        reduced = {r.output for r in program.reductions}
         nowhere = (0,) * len(cut.shape)
         along = [_strides(x, cut.shape) for x in self._leaves]
         along += [nowhere if i in reduced else x.reshape(cut.shape).strides for i, x in enumerate(outputs)]
         inside = [strides[cut.axis :] for strides in along]
-        for k, dtype in enumerate(program.scratch, len(arrays)):  # what is reduced stays until the tile's end
-            inside.append(_contiguous(tile, dtype.itemsize) if k in sources else nowhere[cut.axis :])
+        for i, dtype in enumerate(program.scratch):
+            inside.append(_contiguous(tile, dtype.itemsize) if i in program.kept else nowhere[cut.axis :])
         inside += [nowhere[cut.axis :]] * len(program.constants)
         loops = loops_of(tile, tuple(inside))
         if loops is None:
@@ -237,7 +239,7 @@ def _steps(program: Program, strides: tuple[int, ...], dtypes: tuple[DType, ...]
     scratch = len(dtypes)
     every = (*dtypes, *program.scratch, *(x.dtype for x in program.constants))
     along = (*strides, *(dtype.itemsize for dtype in program.scratch), *[0] * len(program.constants))
-    needed = {*range(scratch - program.outputs, scratch), *(r.source for r in program.reductions)}
+    needed = {*range(scratch - program.outputs, scratch), *(scratch + i for i in program.kept)}
     return Steps(program.steps, program.labels, every, along, scratch, needed)
 
 
@@ -265,18 +267,28 @@ def _frame(
     cut = tiles(program, shape, strided, axes, tile)
     workers = min(count, cut.tasks) if _is_long(program, shape) else 1
     partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
-    inner = cut.shape[cut.axis + 1 :]
-    scratch = [((cut.chunk, *inner), dtype) for dtype in program.scratch]
+    inner, part = cut.shape[cut.axis + 1 :], _part(program, cut)
+    kept = program.kept
+    scratch = [((cut.chunk if i in kept else part, *inner), dtype) for i, dtype in enumerate(program.scratch)]
     temporaries = [part for part in partials if part is not None] + workers * scratch
-    scratch_bytes = workers * cut.chunk * prod(inner) * sum(dtype.itemsize for dtype in program.scratch)
-    return _Frame(cut, workers, partials, temporaries, scratch_bytes)
+    return _Frame(cut, workers, partials, temporaries, workers * nbytes_of(scratch))
+
+
+def _most_elements(program: Program) -> int:
+    """Elements of a tile whose scratch takes no more than it may."""
+    return _SCRATCH // max(1, sum(d.itemsize for i, d in enumerate(program.scratch) if i not in program.kept))
+
+
+def _part(program: Program, cut: Grid) -> int:
+    """The rows of a tile whose steps are done before those of the next ones."""
+    return max(1, min(cut.chunk, _most_elements(program) // max(1, prod(cut.shape[cut.axis + 1 :]))))
 
 
 def tiles(program: Program, shape: Shape, strided: bool, axes: tuple[int, ...], tile: int) -> Grid:
     """Return the tiles of a program's loop, in one dimension unless some leaf is ``strided``."""
     if program.reductions:
         return grid(shape, REDUCTION_TILE, axes)
-    return grid(shape if strided else (prod(shape),), tile, axes)
+    return grid(shape if strided else (prod(shape),), min(tile, _most_elements(program)), axes)
 
 
 def _text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> str:
@@ -339,7 +351,7 @@ def _worker(
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
     steps = program.steps
     tile_axes = tuple(a - axis for a in axes if a >= axis)
-    whole = {r.output for r in program.reductions}
+    whole, kept, most = {r.output for r in program.reductions}, program.kept, _part(program, cut)
     ufuncs = [getattr(xp, r.ufunc) for r in program.reductions]
     sources = [(x, _fixed(x.shape, axis) if x.ndim else None) for x in leaves]
 
@@ -349,20 +361,27 @@ def _worker(
         index = [0 if fixed[a] else before[a] for a in range(axis)]
         return x[(*index, slice(None) if fixed[axis] else rows)]
 
+    def values_of(before: list[int], start: int, first: int, count: int) -> list[Any]:
+        """All values on so many rows, the first of which is number ``first`` of the tile that begins at ``start``."""
+        rows = slice(start + first, start + first + count)
+        tile: tuple[Any, ...] = (*before, rows)
+        values: list[Any] = [view(x, fixed, before, rows) for x, fixed in sources]
+        values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
+        values += [s[first : first + count] if i in kept else s[:count] for i, s in enumerate(scratch)]
+        return [*values, *program.constants]
+
     def task(number: int) -> Iterator[Call]:
         (*before, start), count = cut.begin(number)
         rows, chunk = slice(start, start + count), start // cut.chunk
-        temporaries = scratch if count == cut.chunk else [s[:count] for s in scratch]
         for turn in range(prod(reduced_sizes)):
             for a, i in zip(cut.reduced, _indices(turn, reduced_sizes), strict=True):
                 before[a] = i
-            tile: tuple[Any, ...] = (*before, rows)
-            values: list[Any] = [view(x, fixed, before, rows) for x, fixed in sources]
-            values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
-            values += (*temporaries, *program.constants)
             if run is None or not run((*before, start), count):
-                for fn, operands, result in steps:
-                    yield into(fn, [values[i] for i in operands], values[result])
+                for first in range(0, count, most):
+                    values = values_of(before, start, first, min(most, count - first))
+                    for fn, operands, result in steps:
+                        yield into(fn, [values[i] for i in operands], values[result])
+            values = values_of(before, start, 0, count) if program.reductions else []
             for r, ufunc, partial in zip(program.reductions, ufuncs, partials, strict=True):
                 row = slice(chunk, chunk + 1) if axis in axes else rows
                 slot: tuple[Any, ...] = (*(0 if a in axes else before[a] for a in range(axis)), row)

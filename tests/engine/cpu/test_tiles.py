@@ -234,3 +234,25 @@ def test_a_complex_number_alone_has_the_same_bits_stored_or_not(rng):
         stored = (tg.exp(z) * w).numpy(copy=True)
         product = tg.exp(z) * w
         assert tg.real(product).numpy().tobytes() == stored.real.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_sums_of_long_formulas_have_the_bits_of_sums_of_stored_values(axis: int | None, dtype: str) -> None:
+    """Their steps are done part by part within a tile, for the scratch of many values to stay in a cache."""
+    x = tg.asarray(np.random.default_rng(0).normal(size=(3, 400_003)).astype(dtype))
+    values = tg.asarray(tg.gelu(x * 2).numpy())
+    for _ in range(3):
+        assert tg.sum(tg.gelu(x * 2), axis).numpy().tobytes() == tg.sum(values, axis).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("axis", [(), 0], ids=["stored", "summed"])
+def test_scratch_of_long_formulas_is_bounded(axis: object, dtype: str) -> None:
+    x = tg.asarray(np.ones((3, 400_003), dtype))
+    tg.set_num_threads(1)
+    f = tg.function(lambda: tg.sum(tg.gelu(x * 2) * tg.sigmoid(x), axis))
+    nbytes = f().nbytes
+    f()
+    kept = tiles.REDUCTION_TILE * x.dtype.itemsize * (axis == 0)
+    assert f.plan().arena_bytes <= nbytes + kept + 2**20 + 4096
