@@ -51,8 +51,8 @@ class Program:
     outputs: int
     constants: tuple[Array, ...] = ()
     """Arrays without axes."""
-    kept: frozenset[int] = frozenset()
-    """Which scratch values are reduced: they stay until the tile's end."""
+    lasting: frozenset[int] = frozenset()
+    """Which scratch values are reduced: they last until the tile's end."""
 
 
 _programs: dict[Any, Program] = {}
@@ -144,8 +144,8 @@ class _Emitter:
         steps = tuple((f, tuple(map(number, operands)), result) for f, operands, result in self.steps)
         names, outputs = tuple(b.node.prim.name for b in self.region.order), self.first_scratch - self.first_output
         labels, constants = tuple(self.labels), tuple(self.constants)
-        kept = frozenset(r.source - self.first_scratch for r in reduced if r.source >= self.first_scratch)
-        return Program(steps, tuple(self.scratch), reduced, names, labels, outputs, constants, kept)
+        lasting = frozenset(r.source - self.first_scratch for r in reduced if r.source >= self.first_scratch)
+        return Program(steps, tuple(self.scratch), reduced, names, labels, outputs, constants, lasting)
 
     def _ops(self, b: Buffer) -> Iterator[_Op]:
         """What computes a value of the region: of a formula each step, else one op; of a reduction nothing."""

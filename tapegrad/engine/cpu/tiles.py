@@ -18,7 +18,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.device import CPU, Device, cxx, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
-from tapegrad.engine.cpu.native.steps import Run, Steps, is_interpreted, loops_of
+from tapegrad.engine.cpu.native.steps import Run, Steps, is_interpreted, nest_of
 from tapegrad.engine.work import Call, Work, into, nbytes_of
 
 TILE = 131072
@@ -206,19 +206,19 @@ class Tiling(Work):
         along += [nowhere if i in reduced else x.reshape(cut.shape).strides for i, x in enumerate(outputs)]
         inside = [strides[cut.axis :] for strides in along]
         for i, dtype in enumerate(program.scratch):
-            inside.append(_contiguous(tile, dtype.itemsize) if i in program.kept else nowhere[cut.axis :])
+            inside.append(_contiguous(tile, dtype.itemsize) if i in program.lasting else nowhere[cut.axis :])
         inside += [nowhere[cut.axis :]] * len(program.constants)
-        loops = loops_of(tile, tuple(inside))
-        if loops is None:
+        nest = nest_of(tile, tuple(inside))
+        if nest is None:
             return None
-        steps = _steps(program, loops.strides[-1][: len(arrays)], tuple(x.dtype for x in arrays))
+        steps = _steps(program, nest.strides[-1][: len(arrays)], tuple(x.dtype for x in arrays))
         at, count = cxx.addresses(arrays), len(self._leaves)
         if not steps.ready or not set(at[:count]).isdisjoint(at[count:]):  # a tile could not be done again
             return None
         axes = list(zip(*along, strict=True))[: cut.axis + 1]
         constants = cxx.addresses(program.constants)
         return [
-            steps.run([*at, *cxx.addresses(rows), *constants], loops, axes) for rows in self._scratch_in(temporaries)
+            steps.run([*at, *cxx.addresses(rows), *constants], nest, axes) for rows in self._scratch_in(temporaries)
         ]
 
     def text(self) -> str:
@@ -239,7 +239,7 @@ def _steps(program: Program, strides: tuple[int, ...], dtypes: tuple[DType, ...]
     scratch = len(dtypes)
     every = (*dtypes, *program.scratch, *(x.dtype for x in program.constants))
     along = (*strides, *(dtype.itemsize for dtype in program.scratch), *[0] * len(program.constants))
-    needed = {*range(scratch - program.outputs, scratch), *(scratch + i for i in program.kept)}
+    needed = {*range(scratch - program.outputs, scratch), *(scratch + i for i in program.lasting)}
     return Steps(program.steps, program.labels, every, along, scratch, needed)
 
 
@@ -267,19 +267,19 @@ def _frame(
     cut = tiles(program, shape, strided, axes, tile)
     workers = min(count, cut.tasks) if _is_long(program, shape) else 1
     partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
-    inner, part = cut.shape[cut.axis + 1 :], _part(program, cut)
-    kept = program.kept
-    scratch = [((cut.chunk if i in kept else part, *inner), dtype) for i, dtype in enumerate(program.scratch)]
+    inner, rows = cut.shape[cut.axis + 1 :], _rows_at_once(program, cut)
+    sizes = [cut.chunk if i in program.lasting else rows for i in range(len(program.scratch))]
+    scratch = [((n, *inner), dtype) for n, dtype in zip(sizes, program.scratch, strict=True)]
     temporaries = [part for part in partials if part is not None] + workers * scratch
     return _Frame(cut, workers, partials, temporaries, workers * nbytes_of(scratch))
 
 
 def _most_elements(program: Program) -> int:
     """Elements of a tile whose scratch takes no more than it may."""
-    return _SCRATCH // max(1, sum(d.itemsize for i, d in enumerate(program.scratch) if i not in program.kept))
+    return _SCRATCH // max(1, sum(d.itemsize for i, d in enumerate(program.scratch) if i not in program.lasting))
 
 
-def _part(program: Program, cut: Grid) -> int:
+def _rows_at_once(program: Program, cut: Grid) -> int:
     """The rows of a tile whose steps are done before those of the next ones."""
     return max(1, min(cut.chunk, _most_elements(program) // max(1, prod(cut.shape[cut.axis + 1 :]))))
 
@@ -351,7 +351,7 @@ def _worker(
     reduced_sizes = [cut.shape[a] for a in cut.reduced]
     steps = program.steps
     tile_axes = tuple(a - axis for a in axes if a >= axis)
-    whole, kept, most = {r.output for r in program.reductions}, program.kept, _part(program, cut)
+    whole, most = {r.output for r in program.reductions}, _rows_at_once(program, cut)
     ufuncs = [getattr(xp, r.ufunc) for r in program.reductions]
     sources = [(x, _fixed(x.shape, axis) if x.ndim else None) for x in leaves]
 
@@ -367,7 +367,7 @@ def _worker(
         tile: tuple[Any, ...] = (*before, rows)
         values: list[Any] = [view(x, fixed, before, rows) for x, fixed in sources]
         values += [None if i in whole else out[tile] for i, out in enumerate(outputs)]
-        values += [s[first : first + count] if i in kept else s[:count] for i, s in enumerate(scratch)]
+        values += [s[first : first + count] if i in program.lasting else s[:count] for i, s in enumerate(scratch)]
         return [*values, *program.constants]
 
     def task(number: int) -> Iterator[Call]:

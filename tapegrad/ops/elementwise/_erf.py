@@ -1,8 +1,7 @@
 """The error function and its complement in NumPy's ufuncs, which include neither.
 
 Every element passes through the same operations whatever its neighbours are, so a value recomputed in another tiling
-has the same bits.  All but float64's ``erf`` are formulas of ufuncs alone, which regions take in step by step; no step
-overflows, divides by zero or meets an invalid operand, so none has to be silenced.
+has the same bits.  All but float64's ``erf`` are formulas of ufuncs alone, which regions take in step by step.
 
 ``erf``, float32: ``tanh(x + x * S(x * x))`` with a rational ``S`` of degree (3, 3), fitted here: minimax in the error
 of the result, then moved among neighbouring float32 coefficients for the least rounding error.  ``x + small`` keeps the

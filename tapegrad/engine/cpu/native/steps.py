@@ -54,8 +54,8 @@ def interpreted() -> Iterator[None]:
         _interpreted.reset(token)
 
 
-class Loops(NamedTuple):
-    """The nested loops of a tile, outermost first: sizes, and for each loop the strides of all values.
+class Nest(NamedTuple):
+    """The loops of a tile, outermost first: sizes, and for each loop the strides of all values.
 
     ``rows``: the outermost loop's turns for each row of the tile.
     """
@@ -66,7 +66,7 @@ class Loops(NamedTuple):
 
 
 @lru_cache(4096)
-def loops_of(sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> Loops | None:
+def nest_of(sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> Nest | None:
     """Return the loops of a tile of ``sizes``, whose rows are along its first axis; None: a row is too short.
 
     ``strides``: those of each array.
@@ -75,7 +75,7 @@ def loops_of(sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> Lo
     merged_sizes, merged_strides = merged([every[0], *(loop for loop in every[1:] if loop[0] > 1)])
     if len(merged_sizes) > _MOST_LOOPS or (len(merged_sizes) > 1 and merged_sizes[-1] < _LEAST_ROW):
         return None
-    return Loops(merged_sizes[0] // sizes[0], tuple(merged_sizes), tuple(map(tuple, merged_strides)))
+    return Nest(merged_sizes[0] // sizes[0], tuple(merged_sizes), tuple(map(tuple, merged_strides)))
 
 
 class Steps:
@@ -165,7 +165,7 @@ class Steps:
             words += [*loop[:3], flags, len(operands), *operands, *(stride[k] for k in operands)]
         self._record = _XP.array(words, _XP.int64)
 
-    def run(self, addresses: Sequence[int], loops: Loops, axes: Sequence[Sequence[int]]) -> Run:
+    def run(self, addresses: Sequence[int], nest: Nest, axes: Sequence[Sequence[int]]) -> Run:
         """Return a function that does a tile: of its first element's position, and of how many rows it has.
 
         ``addresses``: of the values, which the caller holds.  ``axes``: the strides of leaves and outputs along each
@@ -173,11 +173,11 @@ class Steps:
         be done again by NumPy's calls.
         """
         record: Any = self._record
-        count, depth = len(addresses), len(loops.sizes)
+        count, depth = len(addresses), len(nest.sizes)
         # A loop's arguments: pointers, sizes (the innermost loop's first), strides, and the record of a nest.
         outermost = count + (depth > 1)
-        sizes = (loops.sizes[-1], *loops.sizes[:-1])
-        strides = [s for loop in (-1, *range(depth - 1)) for s in loops.strides[loop]]
+        sizes = (nest.sizes[-1], *nest.sizes[:-1])
+        strides = [s for loop in (-1, *range(depth - 1)) for s in nest.strides[loop]]
         nested = [machine.sequence(), cxx.address(record), 0, count, depth]
         first = _XP.array([*addresses, *sizes, *strides, *nested], _XP.int64)
         ways = _XP.zeros((len(axes), len(first)), _XP.int64)
@@ -188,7 +188,7 @@ class Steps:
 
         def run(position: Sequence[int], rows: int) -> bool:
             words = first + position @ ways
-            words[outermost] = rows * loops.rows
+            words[outermost] = rows * nest.rows
             pointers = cxx.address(words)
             context = pointers + at if depth > 1 else cxx.address(record)
             flags = call(context, pointers, pointers + 8 * count, pointers + 8 * (count + depth), None)
