@@ -85,7 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("search") and not config.getoption("everything"):
             item.add_marker(pytest.mark.skip(reason="a search for new failures: pytest --everything"))
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 class Progress:

@@ -186,7 +186,6 @@ def pulled(prim: Primitive, sample: Sample, xs: list[Tensor], ct: np.ndarray, de
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", SMOOTH)
 def test_gradients(dtype, cuda):
     # Rules of what CuPy's functions compute are many small kernels, nearly the same in every dtype: two are enough.

@@ -115,7 +115,6 @@ def asked_of(dtype):
     return recorder.asked
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", [*REAL[:2], BFLOAT, REAL[3]], ids=str)
 def test_whole_kernels(dtype):
     asked = asked_of(dtype)

@@ -186,7 +186,6 @@ def checks(device: Told, dtype: np.dtype) -> None:
                 kernel(device, 1, 256, (x, device.checks.argument(number, 0, most), np.int64(x.size)), T=x.dtype)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "arch"), CASES, ids=str)
 def test_every_kernel_is_run(dtype, arch, told):
     with compared(arch) as record:
