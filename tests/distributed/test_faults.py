@@ -52,7 +52,7 @@ FAULTS = {
     "skips_one": (1, DEADLINE + SOON, f"Error: {WAITS}; rank 1 waits in split #2 of a group|{SPLIT}; {WAITS}"),
     "unchecked": (1, SOON, r"Error: (8000|8008) bytes have come instead|Error: what has come is longer than"),
     "uninitialized": (1, SOON, r"Error: this program was started as one of several \(\w+ is set\): call tg.distrib"),
-    "late_to_init": (1, DEADLINE + SOON, r"Timeout(.*\n)* .* in wait_for_all_ranks_to_call_init\n"),
+    "late_to_init": (FAILED, DEADLINE + SOON, r"Timeout(.*\n)* .* in wait_for_all_ranks_to_call_init\n"),
     "never_at_init": (FAILED, DEADLINE + SOON, ""),  # some launchers notice before the deadline
 }
 """By program: the exit status, the seconds after which the job has ended, what it prints."""
