@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("everything" if everything else "tapegrad")
     if everything:
         config.option.markexpr = ""
-    # In the default tier those tests wait for kernels that are about them (the fixture kernels_at_once), else all do.
+    # The default tier runs without machine code, but for the tests of it (fixture kernels_at_once).
     os.environ.setdefault("TAPEGRAD_NATIVE", "0" if config.option.markexpr == "not slow" else "2")
     if not os.environ.get("TAPEGRAD_NATIVE_CACHE"):
         # What one process compiles serves the others, and the next session begins anew.

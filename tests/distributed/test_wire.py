@@ -38,8 +38,8 @@ def refused() -> str:
 def test_no_more_than_the_least(size: int) -> None:
     ratios = counted(size)
     if not within(ratios):  # what a busy machine sends once more comes on top
-        again = counted(size)
-        ratios = {name: min(ratio, again[name]) for name, ratio in ratios.items()}
+        second = counted(size)
+        ratios = {name: min(ratio, second[name]) for name, ratio in ratios.items()}
     assert within(ratios), ratios
 
 

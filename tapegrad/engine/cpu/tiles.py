@@ -149,10 +149,10 @@ class Tiling(Work):
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """Of a single tile each step by itself; else all tiles, on threads."""
         program, cut = self._program, self._cut
-        again = self._on(reads)
+        other = self._on(reads)
         if cut.tasks > 1:
-            return [(again._run_on, (list(reads), outputs, temporaries))]
-        workers, partials = again._workers_on(outputs, temporaries, None)
+            return [(other._run_on, (list(reads), outputs, temporaries))]
+        workers, partials = other._workers_on(outputs, temporaries, None)
         calls = list(workers[0](0))  # no axis is walked in order
         if any(part is not outputs[r.output] for r, part in zip(program.reductions, partials, strict=True)):
             calls.append((_finish, (program, cut, partials, outputs, self.device.xp)))
