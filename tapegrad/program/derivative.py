@@ -6,7 +6,7 @@ contents of variables, values made on the way) is carried from one program to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,10 +49,20 @@ class Whole:
         """Both as one program, in slots of its own; a step between them takes the results and gives cotangents."""
         between = Step(("backward",), list(results(self.forward)), self.arguments[self.given :], (), lambda *_: [],
                        effect=True, once=True, number=_BETWEEN)  # fmt: skip
-        steps = [*self.forward.steps, between, *self.backward]
-        arguments = self.arguments[: self.given]
+        return self._rewritten([*self.forward.steps, between, *self.backward], self.arguments[: self.given], alignment)
+
+    def gradient(self, alignment: int) -> Program:
+        """The gradients alone, of the function's arguments and the cotangents, in slots of its own."""
+        program = self._rewritten([*self.forward.steps, *self.backward], self.arguments, alignment)
+        return replace(program, name=f"{self.forward.name}, gradient")
+
+    def _rewritten(self, steps: list[Step], arguments: list[View], alignment: int) -> Program:
         program = replace(self.forward, steps=steps, outputs=self.gradients, writes=[], arguments=arguments)
         return Graph(program, alignment).rewritten(range(len(steps)))
+
+    def function(self, alignment: int) -> Program:
+        """The function alone, in slots of its own: nothing is carried to a backward."""
+        return Graph(self.forward, alignment).rewritten(range(len(self.forward.steps)))
 
     def as_in(self, program: Program) -> Whole:
         """Forward and backward, done as in ``program``: what a plan has made of both as one."""
@@ -111,6 +121,19 @@ class Joint:
     has_gradient: list[bool]
     outside: list[Buffer]
     whole: Whole
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the function reads nothing but its arguments, and writes nothing but its results."""
+        forward = self.forward
+        return not (forward.writes or forward.reads or forward.streams or forward.afterwards)
+
+    def connected(self, gradients: Sequence[Tensor], absent: Collection[int] = ()) -> list[Tensor | None]:
+        """Return those of the sources, of what the backward yields; None where all come from ``absent`` cotangents."""
+        pairs = zip(gradients, self.depends, strict=True)
+        known = [None if absent and on and on.issubset(absent) else gradient for gradient, on in pairs]
+        rest = iter(known)
+        return [next(rest) if has else None for has in self.has_gradient]
 
     def as_in(self, program: Program) -> Joint:
         """The two programs, done as in ``program``: what a plan has made of ``whole`` as one program."""

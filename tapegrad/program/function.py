@@ -24,6 +24,7 @@ from tapegrad.memory.budget.budget import yielding
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
 from tapegrad.program import arena
+from tapegrad.program.body import Beside, Each
 from tapegrad.program.eager import difference, eager
 from tapegrad.program.entry import Entry, Stats
 from tapegrad.program.fit import Planner, bound_bytes
@@ -33,7 +34,7 @@ from tapegrad.program.predicted import as_tensor, predicted
 from tapegrad.program.replay import MislaidError, RelaidError, first_difference
 from tapegrad.program.signatures import advice, are_tensors, signature
 from tapegrad.program.tables import Plan, table
-from tapegrad.program.taped import Each, TapedCall, TapedEntry
+from tapegrad.program.taped import TapedCall, TapedEntry
 from tapegrad.sizes import parse_bytes
 from tapegrad.tensor import Tensor
 from tapegrad.variable import everyone
@@ -334,9 +335,7 @@ class Function(Generic[P, R]):
         return key, tensors, entry.call
 
     @locks.section
-    def in_a_row(
-        self, state: Any, count: int, each: Each, beside: Callable[[int], tuple[Tensor, ...]]
-    ) -> tuple[int, Any]:
+    def in_a_row(self, state: Any, count: int, each: Each, beside: Beside) -> tuple[int, Any]:
         """Up to ``count`` calls, each of what the one before it returned, and of ``beside(number)``.
 
         How many were made, and what the last returned: 0 unless it is known that all are replays of one program, which
@@ -344,7 +343,7 @@ class Function(Generic[P, R]):
         ``each(call, tensors)`` makes a call.
         """
         recorders = thread.recorders
-        if not recorders or not _by_tapes(recorders) or any(isinstance(r, Recording) for r in recorders):
+        if not _by_tapes(recorders) or any(isinstance(r, Recording) for r in recorders):
             return 0, state
         try:
             with self._lock:
@@ -375,7 +374,8 @@ class Function(Generic[P, R]):
             with self._lock:
                 self._look_around()
                 _, tensors, call = self._known_on_a_tape(args)
-                found = None if call is None else call.gradients(tensors, cts, each, followed)
+                body = None if call is None else call.body(tensors)
+                found = None if body is None else body.gradients(tensors, cts, each, followed)
                 self.stats.replays += found is not None
                 return found
         except BaseException:

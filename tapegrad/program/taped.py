@@ -12,14 +12,16 @@ from tapegrad.autodiff.tape import GradientTape
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import locks
 from tapegrad.core.aval import ShapedArray
+from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import shadowed
 from tapegrad.core.protocols import Recorder
-from tapegrad.core.state import during, thread
-from tapegrad.errors import BudgetError, FunctionError
+from tapegrad.core.state import during, thread, unrecorded
+from tapegrad.errors import BudgetError, FunctionError, warn
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
 from tapegrad.program import arena
+from tapegrad.program.body import Beside, Body, Each
 from tapegrad.program.capture import why_not
 from tapegrad.program.derivative import Joint, capture_joint
 from tapegrad.program.eager import difference
@@ -28,11 +30,8 @@ from tapegrad.program.graphs import replay_of
 from tapegrad.program.memory import alignment, bits_of
 from tapegrad.program.program import Kind, Layouts
 from tapegrad.program.replay import MislaidError, RelaidError
-from tapegrad.program.signatures import signature
 from tapegrad.tensor import Tensor, alias
 
-Each = Callable[[Callable[[list[Tensor]], Any], list[Tensor]], Any]
-"""Makes a replay: ``each(f, tensors)`` is what ``f(tensors)`` returns."""
 _MARGIN = 0.005
 """How many bytes fewer, as a part, than the ratio says, where two arenas were too large."""
 
@@ -83,9 +82,8 @@ class TapedCall:
         outputs = joint.forward.outputs
         self._passed = [i for i in joint.weighed if outputs[i].argument is not None]
         """The results that are arguments."""
-        forward = joint.forward
-        self._is_closed = not (forward.writes or forward.reads or forward.streams or forward.afterwards)
-        """Whether it reads nothing but its arguments, and writes nothing but its results."""
+        self._is_closed = joint.is_closed
+        self._body: Body | None = None
         self._lock = locks.lock()
 
     def _bind(self) -> None:
@@ -105,75 +103,49 @@ class TapedCall:
         leaves, carried = self._run(tensors, kept)
         for i in self._passed:  # a tape follows the result as a value of its own
             leaves[i] = Tensor(alias(leaves[i]._buffer))
-        results = tuple([leaves[i]._buffer for i in joint.weighed])
+        results = [leaves[i]._buffer for i in joint.weighed]
         self._forward.commit()
-        if results:
-            record = _Record(self, f, args, named, tensors, carried, [b.node.aval for b in results])
-            given = tuple(inputs)
-            for recorder in recorders:
-                recorder.record_call(record, given, results)
+        self._tell(tuple(inputs), results, (f, args, named, tensors), carried)
         return nest.rebuild(joint.forward.result, iter(leaves))
 
+    def _tell(self, inputs: tuple[Buffer, ...], results: list[Buffer], call: Any, carried: list[Tensor]) -> None:
+        """Tell recorders of a call, or of several in a row."""
+        if results:
+            record = _Record(self, call, carried, [b.node.aval for b in results])
+            for recorder in thread.recorders:
+                recorder.record_call(record, inputs, tuple(results))
+
     def in_a_row(
-        self, f: Callable[..., Any], state: Any, count: int, each: Each, beside: Callable[[int], tuple[Tensor, ...]],
-        key: Any, tensors: list[Tensor],
-    ) -> tuple[int, Any]:  # fmt: skip
+        self, f: Callable[..., Any], state: Any, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
+    ) -> tuple[int, Any]:
         """See :meth:`Function.in_a_row`; ``key`` and ``tensors``: of the first call."""
-        joint, result = self._joint, self._joint.forward.result
-        if not self._is_closed:
-            return 0, state
-        given = [tensors[i]._buffer for i in self._positions]
-        leaves: list[Any] = []
-        done = 0
-        try:
-            while done < count:
-                # Once the form of the state comes back, it comes back each time: it depends on the program alone.
-                if done == 1 and signature((nest.rebuild(result, iter(leaves)), *beside(1)), {})[0] != key:
-                    break
-                now = [x for x in (*leaves, *beside(done)) if type(x) is Tensor] if done else tensors
-                leaves = each(self._next, now)
-                done += 1
-        except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
-            pass
+        body, joint = self.body(tensors), self._joint
+        done, leaves = (0, []) if body is None else body.in_a_row(count, each, beside, key, tensors)
         if not done:
             return 0, state
         for i in self._passed:
             leaves[i] = Tensor(alias(leaves[i]._buffer))
-        results = tuple([leaves[i]._buffer for i in joint.weighed])
-        if results:
-            record = _Record(self, f, (), {}, tensors, [], [b.node.aval for b in results])
-            for recorder in thread.recorders:
-                recorder.record_call(record, tuple(given), results)
-        return done, nest.rebuild(result, iter(leaves))
+        if thread.recorders:
+            inputs = tuple([tensors[i]._buffer for i in self._positions])
+            self._tell(inputs, [leaves[i]._buffer for i in joint.weighed], (f, (), {}, tensors), [])
+        return done, nest.rebuild(joint.forward.result, iter(leaves))
 
-    def gradients(
-        self, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
-    ) -> list[Tensor | None] | None:
-        """See :meth:`Function.gradients`: for each of the ``tensors``."""
-        joint = self._joint
-        if not self._is_closed or any(b.node.index in followed for b in joint.outside):
-            return None
-        if len({id(t._buffer) for t in tensors}) < len(tensors):  # one argument stands for both
-            return None
-        weights = [cts[i] for i in joint.weighed]
-        absent = [i for i, ct in enumerate(weights) if ct is None]
-        try:
-            leaves, carried = each(self._run, tensors)
-            given = [
-                zeros_of(leaves[i]._buffer.node.aval) if ct is None else ct
-                for i, ct in zip(joint.weighed, weights, strict=True)
-            ]
-            found = self.pull(carried, given, absent)
-        except (RelaidError, MislaidError):  # the call, made by itself, tells of it
-            return None
-        grads: list[Tensor | None] = [None] * len(tensors)
-        for position, gradient in zip(self._positions, found, strict=True):
-            grads[position] = gradient
-        return grads
-
-    def _next(self, tensors: list[Tensor]) -> list[Any]:
-        self._forward.run(tensors)
-        return self._forward.results(tensors, self._joint.count)
+    def body(self, tensors: list[Tensor]) -> Body | None:
+        """Return what replays it in loops; None if it reads other than its arguments, or writes other than results."""
+        if self._body is None and self._is_closed:
+            body = Body(self._joint)
+            try:
+                leaves, carried = self._run(tensors)
+                cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
+                wanted = [*leaves, *self.pull(carried, cts)]
+                self._is_closed = list(map(bits_of, body.values(tensors, cts))) == list(map(bits_of, wanted))
+            except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
+                return None
+            if self._is_closed:
+                self._body = body
+            else:
+                warn(f"{self.name}: loops record each call, for replays in a row differ from one in some bit")
+        return self._body
 
     def loses(self, recorders: Sequence[Recorder]) -> str | None:
         """Why the record would have no gradient of something that a tape watches; None: it has all."""
@@ -213,13 +185,7 @@ class TapedCall:
         given = [*carried, *cts]
         with self._lock:
             self._backward.run(given)
-            grads = iter(self._backward.results(given))
-        depends = iter(self._joint.depends)
-        answers: list[Tensor | None] = []
-        for has in self._joint.has_gradient:
-            gradient, on = (next(grads), next(depends)) if has else (None, ())
-            answers.append(None if absent and on and all(i in absent for i in on) else gradient)
-        return answers
+            return self._joint.connected(self._backward.results(given), absent)
 
     def again(self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients that can be differentiated again: by running the function once more, operation by operation."""
@@ -301,11 +267,11 @@ class _Record:
     """Forward mode sees what a call does inside: calls are not replayed there."""
 
     def __init__(
-        self, taped: TapedCall, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor],
-        carried: list[Tensor], outputs: list[ShapedArray],
-    ) -> None:  # fmt: skip
+        self, taped: TapedCall, call: tuple[Any, Any, Any, Any], carried: list[Tensor], outputs: list[ShapedArray]
+    ) -> None:
+        """``call``: the function, its arguments by position and by name, and the tensors among them."""
         self.name, self._taped, self._carried, self._outputs = taped.name, taped, carried, outputs
-        self._call = f, args, named, tensors
+        self._call = call
 
     def pullback(
         self, cts: list[Tensor | None], needed: frozenset[int], lead: int | None, come: dict[int, Any]

@@ -497,6 +497,7 @@ def turns_over(state):
 def test_steps_that_no_tape_keeps_are_replayed_in_a_row(step):
     captured, single, made = tg.function(step), tg.function(step), []
     start = data(9, 9)
+    looped(captured, start)  # programs are made and compared
     in_a_row = captured.in_a_row
 
     def counted(*args):
@@ -512,7 +513,8 @@ def test_steps_that_no_tape_keeps_are_replayed_in_a_row(step):
         *ours, counts = looped(captured, start)
         *theirs, as_many = looped(single, start)
         assert bits(ours) == bits(theirs) == bits(wanted)
-        assert counts == as_many and counts[0] == figures[0]
+        assert counts[0] == as_many[0] == figures[0]
+        assert counts[1] <= as_many[1] and counts[2] < as_many[2]  # a gradient needs not all that a call computes
     assert sum(made) > 20 and (max(made) > 3) == (step is not turns_over)
     assert captured.stats.fallbacks == single.stats.fallbacks == {}
 
@@ -569,8 +571,6 @@ def test_no_steps_go_in_a_row_where_each_is_recorded_or_limited():
         tape.watch(state[0])
         captured(state)
         assert made() == 0  # the tape keeps a record of each
-        with tape.stop_recording():
-            assert made() == 0  # nobody records: calls have another program
     with tg.GradientTape() as tape:
         tape.watch(state)
         end = tg.checkpointed_loop(captured, state, 6, snapshots=2)

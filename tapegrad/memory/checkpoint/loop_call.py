@@ -62,6 +62,10 @@ if TYPE_CHECKING:
     from tapegrad.core.node import Node
 
 
+def _rerun(f: Callable[..., Any], *args: object) -> Any:
+    return account.current.rerun(f, *args)
+
+
 class LoopCall(CheckpointedCall):
     """One run of a loop under tapes."""
 
@@ -260,6 +264,13 @@ class LoopCall(CheckpointedCall):
             here.cells = {cell: x for cell, old in cells.items() if (x := cell.get()) is not old}
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
+        if not thread.recorders:  # nobody is to be told of replays
+            done, walk.here.state = self._owner.steps(walk.here.state, start, stop, _rerun)
+            start += done
+        if start < stop:
+            self._advance_watched(walk, start, stop)
+
+    def _advance_watched(self, walk: Walk, start: int, stop: int) -> None:
         with self._replaying(walk.here):
             sources = self._followed(walk.here, start)
             while start < stop:
@@ -281,8 +292,7 @@ class LoopCall(CheckpointedCall):
 
     def _repeat(self, walk: Walk, start: int, stop: int, watch: Lookout) -> int:
         """Steps in a row, as in the first run; how many."""
-        each = lambda f, *args: account.current.rerun(f, *args)
-        done, state = self._owner.steps(walk.here.state, start, stop, each)
+        done, state = self._owner.steps(walk.here.state, start, stop, _rerun)
         if done:
             self._compare_form(start + done - 1, state, results_of(state, watch))
             self._draws.compare(start + done - 1)
@@ -342,8 +352,7 @@ class LoopCall(CheckpointedCall):
         if not step or not reversed_next or lead is not None or self._marks[step]:
             return False
         here = walk.here.state
-        each = lambda f, *args: account.current.rerun(f, *args)
-        found = self._owner.gradients(here, step, walk.state, each, {n.index for n in self._nodes})
+        found = self._owner.gradients(here, step, walk.state, _rerun, {n.index for n in self._nodes})
         if found is None:
             return False
         tensors = iter(found)

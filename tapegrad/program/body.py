@@ -1,0 +1,87 @@
+"""The body of a loop: a captured function whose calls follow each other, with no record of each.
+
+Such a function has two programs more: itself alone, which carries nothing to a backward, and its gradient, in which
+forward and backward are one, so that only values that the gradient reads are computed, and none is carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tapegrad import nest
+from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.program.derivative import Joint
+from tapegrad.program.graphs import replay_of
+from tapegrad.program.memory import alignment
+from tapegrad.program.replay import MislaidError, RelaidError
+from tapegrad.program.signatures import signature
+from tapegrad.tensor import Tensor
+
+Each = Callable[[Callable[[list[Tensor]], Any], list[Tensor]], Any]
+"""Makes a replay: ``each(f, tensors)`` is what ``f(tensors)`` returns."""
+Beside = Callable[[int], "tuple[Tensor, ...]"]
+"""The tensors that a call takes beside the state, by its number."""
+
+
+class Body:
+    """A captured function that reads nothing but its arguments and writes nothing but its results."""
+
+    def __init__(self, joint: Joint) -> None:
+        self._joint = joint
+        whole, align = joint.whole, alignment(joint.forward.device)
+        self._function, self._gradient = replay_of(whole.function(align)), replay_of(whole.gradient(align))
+
+    def values(self, tensors: list[Tensor], cts: list[Tensor]) -> list[Any]:
+        """The leaves of the result, then the gradients of the sources."""
+        return [*self._next(tensors), *self._joint.connected(self._pulled([*tensors, *cts]))]
+
+    def in_a_row(
+        self, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
+    ) -> tuple[int, list[Any]]:
+        """See :meth:`Function.in_a_row`: how many calls were made, and the leaves of what the last returned.
+
+        ``key`` and ``tensors``: of the first call.
+        """
+        result = self._joint.forward.result
+        leaves: list[Any] = []
+        done = 0
+        try:
+            while done < count:
+                # Once the form of the state comes back, it comes back each time: it depends on the program alone.
+                if done == 1 and signature((nest.rebuild(result, iter(leaves)), *beside(1)), {})[0] != key:
+                    break
+                now = [x for x in (*leaves, *beside(done)) if type(x) is Tensor] if done else tensors
+                leaves = each(self._next, now)
+                done += 1
+        except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
+            pass
+        return done, leaves
+
+    def gradients(
+        self, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
+    ) -> list[Tensor | None] | None:
+        """See :meth:`Function.gradients`: for each of the ``tensors``."""
+        joint = self._joint
+        if any(b.node.index in followed for b in joint.outside):
+            return None
+        if len({id(t._buffer) for t in tensors}) < len(tensors):  # one argument stands for both
+            return None
+        weights = [cts[i] for i in joint.weighed]
+        avals = joint.whole.avals[joint.whole.given :]
+        given = [zeros_of(aval) if ct is None else ct for ct, aval in zip(weights, avals, strict=True)]
+        try:
+            gradients = each(self._pulled, [*tensors, *given])
+        except (RelaidError, MislaidError):  # the call, made by itself, tells of it
+            return None
+        absent = [i for i, ct in enumerate(weights) if ct is None]
+        of = dict(zip(joint.sources, joint.connected(gradients, absent), strict=True))
+        return [of.get(i) for i in range(len(tensors))]
+
+    def _next(self, tensors: list[Tensor]) -> list[Any]:
+        self._function.run(tensors)
+        return self._function.results(tensors)
+
+    def _pulled(self, tensors: list[Tensor]) -> list[Any]:
+        self._gradient.run(tensors)
+        return self._gradient.results(tensors)
