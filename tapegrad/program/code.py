@@ -13,9 +13,10 @@ from tapegrad.device.float_errors import raising_errors, treating_errors
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import machine
+from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Entry, Lifetime
 from tapegrad.engine.cpu.native.steps import interpreted
-from tapegrad.engine.cpu.native.table import FlaggedError, Table, entry_of
+from tapegrad.engine.cpu.native.table import FlaggedError, Table
 from tapegrad.engine.work import Call
 from tapegrad.program.outside import Outside
 

@@ -138,15 +138,15 @@ class _Growing:
         if len(self._leaves) + len(fresh) + len(self._values) >= MOST_OPERANDS:
             return False
         loaded = [span for r, span in zip(reads, entry.spans, strict=False) if r not in self._values]
-        if any(_meet(span, written) for span in loaded for written in self._written):
+        if any(meet(span, written) for span in loaded for written in self._written):
             return False
         span = entry.spans[-1]
         leaves = {r: self._entries[i].spans[k] for r, (i, k) in self._leaves.items()}
         leaves.update((r, entry.spans[k]) for r, k in fresh.items())
-        if any(r != result and _meet(span, s) for r, s in leaves.items()):
+        if any(r != result and meet(span, s) for r, s in leaves.items()):
             self._over_leaves.append(self.last)
         gone = [
-            v for v, value in self._values.items() if v != result and _meet(span, self._entries[value.entry].spans[-1])
+            v for v, value in self._values.items() if v != result and meet(span, self._entries[value.entry].spans[-1])
         ]
         step = self._lifetimes[self.last].step
         if any(self._lifetimes[self._values[v].entry].until >= step for v in gone):
@@ -205,6 +205,6 @@ class _Growing:
         return tuple(strides[0] * prod(self._shape[a + 1 :]) for a in range(len(self._shape)))
 
 
-def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+def meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
     """Whether two spans of addresses share bytes."""
     return a[0] < b[1] and b[0] < a[1]

@@ -9,117 +9,23 @@ does, and the run goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU, cxx
 from tapegrad.device.float_errors import report, reported
-from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import kernels, machine
+from tapegrad.engine.cpu.native.boxes import Part, Run, runs
+from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, merged, sum_of
-from tapegrad.engine.cpu.native.ops import is_exact
-from tapegrad.engine.work import Call, Silenced
+from tapegrad.engine.cpu.native.loops import Loop
+from tapegrad.engine.work import Call
 
 _XP = CPU.xp
-_ARRAYS = (_XP.ndarray, Phantom)
-_MOST_AXES = 4
 _MOST_FAILURES = 3
 """Replays that may have to be made again with single ufuncs, before they always are."""
-
-
-def entry_of(call: Call) -> Entry | None:
-    """Return the call as an entry; None if it must stay a Python call."""
-    f: Any
-    f, arrays = call
-    if type(f) is partial and not f.args and list(f.keywords) == ["out"]:
-        f, arrays = f.func, (*arrays, f.keywords["out"])
-    silenced = type(f) is Silenced
-    if silenced:
-        f = f.ufunc
-    if f is _XP.copyto and len(arrays) == 2:
-        arrays = arrays[::-1]
-    elif getattr(f, "__name__", "") == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
-        return _sum(*arrays)
-    elif type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
-        return None
-    if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays) or not arrays[-1].size:
-        return None
-    dtypes = tuple(x.dtype for x in arrays)
-    spans = tuple(map(_span, arrays))
-    exact = is_exact(f.__name__, dtypes)
-    loop = copy_of(dtypes) if f is _XP.copyto else loop_of(f, dtypes)
-    loops = _one_loop(arrays) or (_nest(arrays) if exact or f is _XP.copyto else None)
-    if loop is None or loops is None or _overlaps(arrays, spans):
-        return None
-    return Entry(f.__name__, exact, loop, tuple(arrays), *loops, spans, silenced)
-
-
-def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
-    """The sum of all elements of an array without gaps as an entry."""
-    if not all(type(a) in _ARRAYS and a.flags.aligned and a.flags.c_contiguous for a in (x, out)):
-        return None
-    if (
-        out.size != 1
-        or not x.size
-        or type(axes) is not tuple
-        or len(axes) != x.ndim
-        or not x.dtype == out.dtype == dtype
-    ):
-        return None
-    loop = sum_of(x.dtype)
-    if loop is None or _overlaps((x, out), (_span(x), _span(out))):
-        return None
-    return Entry("reduce", False, loop, (x, out), (x.size,), ((x.itemsize,), (0,)), (_span(x), _span(out)))
-
-
-Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
-"""Sizes of nested loops, outermost first, and the strides of each array."""
-
-
-def _one_loop(arrays: Sequence[Array]) -> Loops | None:
-    """The one flat loop that NumPy would run over all arrays; None if there are several."""
-    out = arrays[-1]
-    strides = []
-    for x in arrays:
-        if not x.ndim and x is not out:
-            strides.append(0)
-        elif x.shape != out.shape or (x.ndim > 1 and not x.flags.c_contiguous):
-            return None
-        else:
-            strides.append(x.strides[0] if x.ndim == 1 else x.itemsize)
-    return (out.size,), tuple((s,) for s in strides)
-
-
-def _nest(arrays: Sequence[Array]) -> Loops | None:
-    """The fewest nested loops over all arrays, the innermost along the result's smallest stride; None: too many."""
-    out = arrays[-1]
-    every = [CPU.xp.broadcast_to(x, out.shape).strides for x in arrays]
-    axes = sorted((a for a, n in enumerate(out.shape) if n > 1), key=lambda a: -abs(out.strides[a]))
-    sizes, strides = merged([(out.shape[a], [s[a] for s in every]) for a in axes])
-    return (tuple(sizes), tuple(zip(*strides, strict=True))) if 0 < len(sizes) <= _MOST_AXES else None
-
-
-def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether the result overlaps an operand but in the very same elements: then NumPy copies the operand."""
-    out, (low, high) = arrays[-1], spans[-1]
-    layout = lambda x: () if x.size == 1 else (x.strides, x.shape)
-    return any(
-        first < high and low < end and (first, layout(x)) != (low, layout(out))
-        for x, (first, end) in zip(arrays[:-1], spans, strict=False)
-    )
-
-
-def _span(x: Array) -> tuple[int, int]:
-    """The addresses of the first byte of an array and of the one behind its last."""
-    at = cxx.address(x)
-    if x.flags.c_contiguous:
-        return at, at + x.nbytes
-    reach = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
-    return at + sum(r for r in reach if r < 0), at + sum(r for r in reach if r > 0) + x.itemsize
 
 
 Place = Callable[[Array], "tuple[int, int] | None"]
@@ -147,9 +53,15 @@ class _Row(NamedTuple):
 class _Pointers:
     """Where operands lie: at an offset from one of the ``bases``, of which the first is 0."""
 
-    def __init__(self, count: int) -> None:
-        self.offsets = _XP.zeros(count, _XP.int64)
-        self.bases = _XP.zeros(count, _XP.int64)
+    def __init__(self, counts: Sequence[int]) -> None:
+        """``counts``: how many operands each entry has."""
+        self._starts = [0, *accumulate(counts)]
+        self.offsets = _XP.zeros(self._starts[-1], _XP.int64)
+        self.bases = _XP.zeros(self._starts[-1], _XP.int64)
+
+    def of(self, number: int) -> range:
+        """The numbers of an entry's pointers."""
+        return range(self._starts[number], self._starts[number + 1])
 
 
 class _Rows:
@@ -205,6 +117,10 @@ class Table:
         self._lifetimes: list[Lifetime] = []
         self._stretches: list[tuple[int, int]] = []
         self._behind: list[int] = []
+        self._parts: dict[int, list[tuple[int, Part]]] = {}
+        """Of entries that are cut into boxes: the entries that stand for their parts, which come behind all others."""
+        self._ranges: list[list[tuple[int, int]]] = []
+        """Which entries are done for each stretch where kernels serve."""
         self._groups: list[Group] = []
         self._kernels = kernels.NOTHING
         self._fused: _Rows | None = None
@@ -224,20 +140,46 @@ class Table:
 
     def close(self, fused: bool) -> None:
         """Bind all entries to memory; none can be added any more.  ``fused``: kernels may stand for groups of them."""
-        self._starts = [0, *accumulate(len(entry.arrays) for entry in self._entries)]
-        self._pointers = _Pointers(self._starts[-1])
-        for number, entry in enumerate(self._entries):
-            self._point_to(number, entry)
-        rows = [self._row(number) for number in range(len(self._entries))]
-        self._single = _Rows(rows, self._stretches, self._pointers)
         if fused:
             for (first, last), then in zip(self._stretches, self._behind, strict=True):
-                self._groups += groups(self._entries, self._lifetimes, first, last, then)
-            self._kernels = kernels.request(g.structure for g in self._groups)
+                self._ranges.append([*self._divided(first, last, then)])
+        self._pointers = _Pointers([len(entry.arrays) for entry in self._entries])
+        for number, entry in enumerate(self._entries):
+            self._point_to(number, entry)
+        rows = [self._row(number) for number in range(self._stretches[-1][1] if self._stretches else 0)]
+        self._single = _Rows(rows, self._stretches, self._pointers)
+        self._kernels = kernels.request(g.structure for g in self._groups)
+
+    def _divided(self, first: int, last: int, then: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of entries that stand for those from ``first`` up to ``last``, and note their groups."""
+        step = lambda number: self._lifetimes[number].step if number < last else then
+        for run in runs(self._entries, first, last):
+            if boxes := self._cut(run):
+                yield self._grouped(first, run.first, step(run.first))
+                yield from (self._grouped(*box, step(run.last)) for box in boxes)
+                first = run.last
+        yield self._grouped(first, last, then)
+
+    def _cut(self, run: Run) -> list[tuple[int, int]]:
+        """Append the parts of entries in boxes; return the entries of each box, none if one cannot be cut so."""
+        parts = [part for box in run.boxes for part in box]
+        entries = [entry for part in parts if (entry := part.of(self._entries[part.number]))]
+        if len(entries) < len(parts):
+            return []
+        ends = [*accumulate(map(len, run.boxes), initial=len(self._entries))]
+        for number, part in enumerate(parts, len(self._entries)):
+            self._parts.setdefault(part.number, []).append((number, part))
+            self._lifetimes.append(self._lifetimes[part.number])
+        self._entries += entries
+        return [*pairwise(ends)]
+
+    def _grouped(self, first: int, last: int, then: int) -> tuple[int, int]:
+        self._groups += [g for g in groups(self._entries, self._lifetimes, first, last, then) if g.structure.stores]
+        return first, last
 
     def _point_to(self, number: int, entry: Entry) -> None:
         """Point to the arrays of an entry."""
-        for at, x in enumerate(entry.arrays, self._starts[number]):
+        for at, x in zip(self._pointers.of(number), entry.arrays, strict=True):
             place = self._place(x)
             self._pointers.bases[at], self._pointers.offsets[at] = (
                 (0, cxx.address(x)) if place is None else (place[0] + 1, place[1])
@@ -245,30 +187,29 @@ class Table:
 
     def _row(self, number: int) -> _Row:
         entry = self._entries[number]
-        pointers = range(self._starts[number], self._starts[number + 1])
         flags = entry.loop.flags and not entry.silenced
-        return _Row(entry.name, entry.loop, entry.shape, entry.strides, pointers, flags)
+        return _Row(entry.name, entry.loop, entry.shape, entry.strides, self._pointers.of(number), flags)
 
     def _fuse(self) -> None:
         """Let kernels stand for the groups that have one."""
         rows: list[_Row] = []
         stretches = []
         of = {g.first: g for g in self._groups if self._kernels.address(g.structure)}
-        for first, last in self._stretches:
+        for ranges in self._ranges:
             begin = len(rows)
-            while first < last:
-                g = of.get(first)
-                if g is None:
-                    rows.append(self._row(first))
-                    first += 1
-                else:
-                    loop = Loop(self._kernels.address(g.structure), 0, 0, True)
-                    pointers = [self._starts[number] + k for number, k in g.operands]
-                    rows.append(_Row(None, loop, g.shape, g.strides, pointers, not self._entries[first].silenced))
-                    first = g.last
+            for first, last in ranges:
+                while first < last:
+                    g = of.get(first)
+                    rows.append(self._row(first) if g is None else self._row_of(g))
+                    first = first + 1 if g is None else g.last
             stretches.append((begin, len(rows)))
         self._fused = _Rows(rows, stretches, self._pointers)
         self._kernels = kernels.NOTHING
+
+    def _row_of(self, group: Group) -> _Row:
+        loop = Loop(self._kernels.address(group.structure), 0, 0, True)
+        pointers = [self._pointers.of(number)[k] for number, k in group.operands]
+        return _Row(None, loop, group.shape, group.strides, pointers, not self._entries[group.first].silenced)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -282,8 +223,12 @@ class Table:
         old = self._entries[number]
         if entry is None or (entry.loop, entry.shape, entry.strides) != (old.loop, old.shape, old.strides):
             return False
-        self._entries[number] = entry
-        self._point_to(number, entry)
+        parts = [(n, part.of(entry)) for n, part in self._parts.get(number, ())]
+        for n, changed in ((number, entry), *parts):
+            if changed is None:
+                return False
+            self._entries[n] = changed
+            self._point_to(n, changed)
         self._changed = True
         return True
 

@@ -1,0 +1,116 @@
+"""Entries of a table: calls of ufuncs, copies and sums, each with the nest of loops that NumPy would run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from tapegrad.device import CPU, cxx
+from tapegrad.device.phantom import Phantom
+from tapegrad.device.types import Array
+from tapegrad.engine.cpu.native.group import Entry
+from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, merged, sum_of
+from tapegrad.engine.cpu.native.ops import is_exact
+from tapegrad.engine.work import Call, Silenced
+
+_XP = CPU.xp
+_ARRAYS = (_XP.ndarray, Phantom)
+_MOST_AXES = 4
+
+
+def entry_of(call: Call) -> Entry | None:
+    """Return the call as an entry; None if it must stay a Python call."""
+    f: Any
+    f, arrays = call
+    if type(f) is partial and not f.args and list(f.keywords) == ["out"]:
+        f, arrays = f.func, (*arrays, f.keywords["out"])
+    silenced = type(f) is Silenced
+    if silenced:
+        f = f.ufunc
+    if f is _XP.copyto and len(arrays) == 2:
+        arrays = arrays[::-1]
+    elif getattr(f, "__name__", "") == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
+        return _sum(*arrays)
+    elif type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
+        return None
+    if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays) or not arrays[-1].size:
+        return None
+    dtypes = tuple(x.dtype for x in arrays)
+    loop = copy_of(dtypes) if f is _XP.copyto else loop_of(f, dtypes)
+    if loop is None:
+        return None
+    return entry_on(tuple(arrays), f.__name__, is_exact(f.__name__, dtypes), loop, silenced)
+
+
+def entry_on(arrays: tuple[Array, ...], name: str, exact: bool, loop: Loop, silenced: bool) -> Entry | None:
+    """Return the entry that calls ``loop`` on ``arrays``; None if it must stay a Python call."""
+    spans = tuple(map(_span, arrays))
+    loops = _one_loop(arrays) or (_nest(arrays) if exact or name == "copyto" else None)
+    if loops is None or _overlaps(arrays, spans):
+        return None
+    return Entry(name, exact, loop, arrays, *loops, spans, silenced)
+
+
+def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
+    """The sum of all elements of an array without gaps as an entry."""
+    if not all(type(a) in _ARRAYS and a.flags.aligned and a.flags.c_contiguous for a in (x, out)):
+        return None
+    if (
+        out.size != 1
+        or not x.size
+        or type(axes) is not tuple
+        or len(axes) != x.ndim
+        or not x.dtype == out.dtype == dtype
+    ):
+        return None
+    loop = sum_of(x.dtype)
+    if loop is None or _overlaps((x, out), (_span(x), _span(out))):
+        return None
+    return Entry("reduce", False, loop, (x, out), (x.size,), ((x.itemsize,), (0,)), (_span(x), _span(out)))
+
+
+Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+"""Sizes of nested loops, outermost first, and the strides of each array."""
+
+
+def _one_loop(arrays: Sequence[Array]) -> Loops | None:
+    """The one flat loop that NumPy would run over all arrays; None if there are several."""
+    out = arrays[-1]
+    strides = []
+    for x in arrays:
+        if not x.ndim and x is not out:
+            strides.append(0)
+        elif x.shape != out.shape or (x.ndim > 1 and not x.flags.c_contiguous):
+            return None
+        else:
+            strides.append(x.strides[0] if x.ndim == 1 else x.itemsize)
+    return (out.size,), tuple((s,) for s in strides)
+
+
+def _nest(arrays: Sequence[Array]) -> Loops | None:
+    """The fewest nested loops over all arrays, the innermost along the result's smallest stride; None: too many."""
+    out = arrays[-1]
+    every = [CPU.xp.broadcast_to(x, out.shape).strides for x in arrays]
+    axes = sorted((a for a, n in enumerate(out.shape) if n > 1), key=lambda a: -abs(out.strides[a]))
+    sizes, strides = merged([(out.shape[a], [s[a] for s in every]) for a in axes])
+    return (tuple(sizes), tuple(zip(*strides, strict=True))) if 0 < len(sizes) <= _MOST_AXES else None
+
+
+def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether the result overlaps an operand but in the very same elements: then NumPy copies the operand."""
+    out, (low, high) = arrays[-1], spans[-1]
+    layout = lambda x: () if x.size == 1 else (x.strides, x.shape)
+    return any(
+        first < high and low < end and (first, layout(x)) != (low, layout(out))
+        for x, (first, end) in zip(arrays[:-1], spans, strict=False)
+    )
+
+
+def _span(x: Array) -> tuple[int, int]:
+    """The addresses of the first byte of an array and of the one behind its last."""
+    at = cxx.address(x)
+    if x.flags.c_contiguous:
+        return at, at + x.nbytes
+    reach = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+    return at + sum(r for r in reach if r < 0), at + sum(r for r in reach if r > 0) + x.itemsize
