@@ -13,8 +13,8 @@ from tapegrad import nest
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.program.derivative import Joint
 from tapegrad.program.graphs import replay_of
-from tapegrad.program.memory import alignment
-from tapegrad.program.replay import MislaidError, RelaidError
+from tapegrad.program.memory import Arena, alignment
+from tapegrad.program.replay import MislaidError, RelaidError, Replay
 from tapegrad.program.signatures import signature
 from tapegrad.tensor import Tensor
 
@@ -27,10 +27,12 @@ Beside = Callable[[int], "tuple[Tensor, ...]"]
 class Body:
     """A captured function that reads nothing but its arguments and writes nothing but its results."""
 
-    def __init__(self, joint: Joint) -> None:
-        self._joint = joint
-        whole, align = joint.whole, alignment(joint.forward.device)
-        self._function, self._gradient = replay_of(whole.function(align)), replay_of(whole.gradient(align))
+    def __init__(self, joint: Joint, shared: Arena, lock: Any) -> None:
+        """``lock``: held by whoever uses the ``shared`` arena."""
+        self._joint, self._lock = joint, lock
+        align = alignment(joint.forward.device)
+        self._function = replay_of(joint.whole.function(align), shared=shared)
+        self._gradient = replay_of(joint.whole.gradient(align), shared=shared)
 
     def values(self, tensors: list[Tensor], cts: list[Tensor]) -> list[Any]:
         """The leaves of the result, then the gradients of the sources."""
@@ -79,9 +81,12 @@ class Body:
         return [of.get(i) for i in range(len(tensors))]
 
     def _next(self, tensors: list[Tensor]) -> list[Any]:
-        self._function.run(tensors)
-        return self._function.results(tensors)
+        return self._done(self._function, tensors)
 
     def _pulled(self, tensors: list[Tensor]) -> list[Any]:
-        self._gradient.run(tensors)
-        return self._gradient.results(tensors)
+        return self._done(self._gradient, tensors)
+
+    def _done(self, replay: Replay, tensors: list[Tensor]) -> list[Any]:
+        with self._lock:
+            replay.run(tensors)
+            return replay.results(tensors)

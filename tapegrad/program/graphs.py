@@ -27,7 +27,7 @@ from tapegrad.device import cublas, dtypes, tally
 from tapegrad.engine.work import Call
 from tapegrad.errors import GraphError
 from tapegrad.program import arena
-from tapegrad.program.memory import Planning, fresh
+from tapegrad.program.memory import Arena, Planning, fresh
 from tapegrad.program.program import Program, Write
 from tapegrad.program.replay import Replay, do_all
 from tapegrad.tensor import Tensor
@@ -44,9 +44,9 @@ _MOST_SCRATCH = 2**28
 """Bytes that one work may take for itself inside a graph."""
 
 
-def replay_of(program: Program, inside: bool | None = None) -> Replay:
-    """What replays a program where it lies; ``inside``: see ``Replay``."""
-    return (GraphReplay if program.device.lazy else Replay)(program, inside=inside)
+def replay_of(program: Program, inside: bool | None = None, shared: Arena | None = None) -> Replay:
+    """What replays a program where it lies; ``inside``: see ``Replay``; ``shared``: an arena, for a CPU."""
+    return GraphReplay(program, inside=inside) if program.device.lazy else Replay(program, inside=inside, shared=shared)
 
 
 class GraphReplay(Replay):

@@ -32,16 +32,29 @@ def alignment(device: Device) -> int:
 Planning = Callable[[Program, int, Collection[int]], arena.Layout]
 
 
-class Memory:
-    """Where the slots of a program lie, but for those ``outside``.  The ledger counts the arena as one entry."""
+class Arena:
+    """The arena of programs that never run at once: none keeps anything there between two runs."""
 
-    def __init__(self, program: Program, plan: Planning, outside: Collection[int]) -> None:
+    def __init__(self) -> None:
+        self._buffer: Buffer | None = None
+
+    def lend(self, nbytes: int, device: Device) -> Buffer:
+        """Return at least so many bytes: those lent before, if they are enough.  To the ledger they are one entry."""
+        if self._buffer is None or self._buffer.node.aval.nbytes < nbytes:
+            aval = shaped((nbytes,), _BYTE, device)
+            self._buffer = account.current.in_room((aval,), ("function",), _arena, aval)
+            account.current.labelled(self._buffer, "activation", "the arena of a captured function")
+        return self._buffer
+
+
+class Memory:
+    """Where the slots of a program lie, but for those ``outside``; ``shared``: the arena; None: one of its own."""
+
+    def __init__(self, program: Program, plan: Planning, outside: Collection[int], shared: Arena | None = None) -> None:
         self.device = device = program.device
         align = alignment(device)
         self.layout = plan(program, align, outside)
-        aval = shaped((self.layout.nbytes + align,), _BYTE, device)
-        self.arena: Buffer = account.current.in_room((aval,), ("function",), _arena, aval)
-        account.current.labelled(self.arena, "activation", "the arena of a captured function")
+        self.arena = (shared or Arena()).lend(self.layout.nbytes + align, device)
         memory: Array = self.arena.array
         at = cxx.address(memory)
         self._bytes = memory[-at % align :][: self.layout.nbytes]

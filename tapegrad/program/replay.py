@@ -32,6 +32,7 @@ from tapegrad.program.code import Code
 from tapegrad.program.lower import lowered
 from tapegrad.program.memory import (
     ALIGNMENT,
+    Arena,
     Memory,
     Numbers,
     Planning,
@@ -62,8 +63,10 @@ class Replay:
         """How its works are done, where there are several ways."""
         return self._code.how
 
-    def __init__(self, program: Program, plan: Planning = arena.plan, inside: bool | None = None) -> None:
-        self._given = program, plan
+    def __init__(
+        self, program: Program, plan: Planning = arena.plan, inside: bool | None = None, shared: Arena | None = None
+    ) -> None:
+        self._given = program, plan, shared
         self._build(MANAGER.limit != inf or program.device.lazy if inside is None else inside)
 
     def _build_inside(self) -> None:
@@ -75,14 +78,14 @@ class Replay:
 
     def _build(self, inside: bool) -> None:
         """Plan, and make the calls; ``inside``: everything lies in the arena."""
-        program, plan = self._given
+        program, plan, shared = self._given
         if not program.device.lazy:
             outside = lambda p: () if inside else {id(place.view.slot) for place in places(p)}
             program = lowered(program, ALIGNMENT, outside)
         self.program = program
         self._places = [] if inside else places(program)
         self._outside = Outside([place.view.slot for place in self._places])
-        self.memory = memory = Memory(program, plan, self._outside.numbers)
+        self.memory = memory = Memory(program, plan, self._outside.numbers, shared)
         self._device = program.device
         align, apart = alignment(program.device), list(self._outside.numbers)
         self._report = report_of(self._given[0], program, memory.arena, apart, memory.layout.nbytes, align)

@@ -27,7 +27,7 @@ from tapegrad.program.derivative import Joint, capture_joint
 from tapegrad.program.eager import difference
 from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.graphs import replay_of
-from tapegrad.program.memory import alignment, bits_of
+from tapegrad.program.memory import Arena, alignment, bits_of
 from tapegrad.program.program import Kind, Layouts
 from tapegrad.program.replay import MislaidError, RelaidError
 from tapegrad.tensor import Tensor, alias
@@ -87,7 +87,9 @@ class TapedCall:
         self._lock = locks.lock()
 
     def _bind(self) -> None:
-        self._forward, self._backward = replay_of(self._joint.forward), replay_of(self._joint.backward)
+        self._arena = Arena()
+        self._forward = replay_of(self._joint.forward)
+        self._backward = replay_of(self._joint.backward, shared=self._arena)
 
     def __call__(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> Any:
         """The result of a replayed call, recorded."""
@@ -133,7 +135,7 @@ class TapedCall:
     def body(self, tensors: list[Tensor]) -> Body | None:
         """Return what replays it in loops; None if it reads other than its arguments, or writes other than results."""
         if self._body is None and self._is_closed:
-            body = Body(self._joint)
+            body = Body(self._joint, self._arena, self._lock)
             try:
                 leaves, carried = self._run(tensors)
                 cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
@@ -215,7 +217,7 @@ class TapedCall:
         limited = MANAGER.limit != inf
         del leaves, carried
         if limited:  # the arenas go before the eager run takes its bytes
-            del self._forward, self._backward
+            del self._forward, self._backward, self._arena
         with shadowed({}):
             wanted, grads = during(self._gradient, f, args, named, tensors, cts, recorders=())
         if limited:
