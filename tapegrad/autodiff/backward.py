@@ -16,6 +16,7 @@ from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
 from tapegrad.autodiff.compiled import Cotangent, listed
 from tapegrad.autodiff.records import Applied, Called, Record
+from tapegrad.autodiff.windows import Windows
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
@@ -32,13 +33,14 @@ from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.arithmetic import add
 from tapegrad.ops.elementwise.complex import conj, real
 from tapegrad.ops.index.slices import IndexedSlices, from_rule
+from tapegrad.ops.shape.blocks import slice_p
 from tapegrad.ops.shape.shape import sum_to
 from tapegrad.tensor import Tensor, from_array, identity_p
 
 _aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
-"""Cotangents by node index: tensors, or where rules return some rows of them alone IndexedSlices; of small values
-buffers, arrays that may become buffers, or plain arrays."""
+"""Cotangents by node index: tensors, or where rules return some rows of them alone IndexedSlices, and of sliced values
+Windows; of small values buffers, arrays that may become buffers, or plain arrays."""
 _MOST_SUMS = 1024
 _new = object.__new__
 
@@ -99,6 +101,10 @@ def _walk(
             ct = zeros_of(record.node.aval, lead)
         elif index in keep:
             cts[index] = ct
+        if type(ct) is Windows:
+            ct = ct.dense()
+            if index in keep:
+                cts[index] = ct
         if type(ct) is IndexedSlices:
             if record.node.prim is identity_p:  # a variable's reading, say
                 source = record.inputs[0].index
@@ -137,6 +143,8 @@ def tensor_of(ct: object, aval: ShapedArray | None) -> Tensor:
         return Tensor(ct.buffer())
     if type(ct) is IndexedSlices:
         return ct.to_dense()
+    if type(ct) is Windows:
+        return ct.dense()
     return ct if type(ct) is Tensor else from_array(ct, None if aval is None else aval.device)
 
 
@@ -210,6 +218,9 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         if path is None or inputs[i].index in path:
             raise NoGradientError(f"{node.prim.name}: has no gradient in operand {i} ({inputs[i].aval!r})")
     plain = [*map(_aval, inputs), node.aval]
+    if node.prim is slice_p:
+        _pull_window(record, ct, cts, path, lead)
+        return
     if plan.pulls and plan.pulls[0][1].joint:
         _pull_jointly(record, ct, values, plain, cts, path, lead)
         return
@@ -243,6 +254,21 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         else:
             g = mapped("jacobian", _rule_of(node, rule, i, values, plain, target.aval), ct)
         accumulate(cts, target.index, g)
+
+
+def _pull_window(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, lead: int | None) -> None:
+    """The same of a slice: its operand's cotangent is zeros but for a window."""
+    (source,), params = record.inputs, record.node.params
+    if path is not None and source.index not in path:
+        return
+    aval = source.aval
+    if lead is not None:
+        assert slice_p.lift is not None
+        aval, params = lifted(aval, lead), slice_p.lift(params, lead)
+    windows = cts.get(source.index)
+    if type(windows) is not Windows:
+        windows = cts[source.index] = Windows(aval, None if windows is None else tensor_of(windows, aval))
+    windows.add(ct, params["index"])
 
 
 def _pull_jointly(

@@ -14,6 +14,7 @@ from typing import Any
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
 from tapegrad.device.types import Array, Namespace
+from tapegrad.engine.work import into
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import barrier, lift_axis, lift_shape, remembered
 from tapegrad.tensor import Tensor
@@ -99,6 +100,40 @@ unslice_p: Primitive = linear(
         Sample((0, 2), shape=(3, 4), index=((0, 0, 1), (1, 2, 1))),
     ],
 )  # fmt: skip
+
+
+def _copies_of_sum(
+    xp: Namespace, *xs: Array, shape: Shape, indices: Sequence[tuple[Part, ...]], out: Array
+) -> list[Any]:
+    calls = _copies_of_unslice(xp, xs[0], shape=shape, index=indices[0], out=out)
+    windows = [out[native_index(index)] for index in indices]
+    return calls + [into(xp.add, (w, x), w) for w, x in zip(windows[1:], xs[1:], strict=True)]
+
+
+def _run_sum(xp: Namespace, *xs: Array, **params: Any) -> None:
+    for call, arrays in _copies_of_sum(xp, *xs, **params):
+        call(*arrays)
+
+
+unslice_sum_p: Primitive = linear(
+    "unslice_sum",
+    impl=_run_sum,
+    calls=_copies_of_sum,
+    infer=lambda *xs, shape, indices: xs[0].with_shape(shape),
+    transpose=lambda ct, xs_aval, i, *, shape, indices: barrier(slice_p, ct, index=indices[i]),
+    variadic=True,
+    into=True,
+    lift=lambda params, n: {
+        "shape": (n, *params["shape"]),
+        "indices": tuple([(*whole((n,)), *index) for index in params["indices"]]),
+    },
+    samples=[
+        Sample((2,), (4, 3), (2,), shape=(4, 5), indices=((1, (4, 2, -2)), ((0, 4, 1), (1, 3, 1)), (1, (0, 2, 1)))),
+        Sample((), (), shape=(2,), indices=((0,), (1,))),
+        Sample((3,), (0,), shape=(3,), indices=(((0, 3, 1),), ((0, 0, 1),))),
+    ],
+)  # fmt: skip
+"""The sum of arrays that lie in windows of zeros: what ``unslice`` and ``add`` give, in one pass over the whole."""
 
 
 def stretch(x: Tensor, axis: int, first: int, count: int) -> Tensor:

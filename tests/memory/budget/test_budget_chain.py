@@ -113,7 +113,7 @@ def test_dropping_one_field_of_a_lazy_value_does_not_lose_the_others(lazy: None)
         required = step().numpy()
     activations = plain.peak_by_category["activation"]
     rest = plain.peak_bytes - activations
-    for fraction, most in ((0.3, 0.3), (0.1, 0.8)):
+    for fraction, most in ((0.3, 0.36), (0.1, 1.1)):
         limit = int(rest + fraction * activations)
         with tg.memory_budget(limit) as b, tg.measure() as m:
             result = step().numpy()

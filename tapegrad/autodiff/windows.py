@@ -1,0 +1,49 @@
+"""Cotangents of slices, collected until the cotangent of the whole is needed."""
+
+from __future__ import annotations
+
+from tapegrad.core.aval import ShapedArray
+from tapegrad.engine.evaluate import fill
+from tapegrad.ops.dispatch import barrier
+from tapegrad.ops.shape.blocks import Part, unslice_p, unslice_sum_p, whole
+from tapegrad.tensor import Tensor
+
+
+class Windows:
+    """The cotangent of a value: what has come for windows of it, in the order in which it is to be added.
+
+    A loop that reads ``x[i]`` has a window for each step.  Were each made an array of the shape of ``x`` and added,
+    time would grow with the square of the number of steps.  Here one operation adds as many bytes as ``x`` has.
+    """
+
+    __slots__ = ("_aval", "_indices", "_nbytes", "_values")
+
+    def __init__(self, aval: ShapedArray, before: Tensor | None) -> None:
+        """``aval``: of the value; ``before``: what has come for all of it."""
+        self._aval = aval
+        self._values: list[Tensor] = []
+        self._indices: list[tuple[Part, ...]] = []
+        self._nbytes = 0
+        if before is not None:
+            self._begin(before)
+
+    def add(self, value: Tensor, index: tuple[Part, ...]) -> None:
+        """Add to the elements at ``index``."""
+        fill([value._buffer])  # nothing that it is computed from shall be kept for it
+        if not any(value._buffer is x._buffer for x in self._values[-1:]):
+            self._nbytes += value._buffer.node.aval.nbytes
+        self._values.append(value)
+        self._indices.append(index)
+        if self._nbytes > self._aval.nbytes:
+            self._begin(self.dense())
+
+    def dense(self) -> Tensor:
+        """Return the whole cotangent."""
+        shape = self._aval.shape
+        if len(self._values) > 1:
+            return barrier(unslice_sum_p, *self._values, shape=shape, indices=tuple(self._indices))
+        return barrier(unslice_p, self._values[0], shape=shape, index=self._indices[0])
+
+    def _begin(self, whole_value: Tensor) -> None:
+        self._values, self._indices = [whole_value], [whole(self._aval.shape)]
+        self._nbytes = 0
