@@ -18,6 +18,7 @@ from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, thread, unrecorded
 from tapegrad.errors import BudgetError, FunctionError, warn
 from tapegrad.memory.budget.manager import MANAGER
+from tapegrad.memory.checkpoint.rerun import Lookout
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
 from tapegrad.program import arena
@@ -210,7 +211,24 @@ class TapedCall:
         return leaves, tape.gradient(targets, wanted, output_gradients=list(cts)) if targets else [None] * len(wanted)
 
     def wrong(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> str | None:
-        """Where forward or backward differ from an eager run in some bit (None: nowhere); nothing is written."""
+        """Where forward or backward differ from an eager run in some bit (None: nowhere); nothing is written.
+
+        Values of that run which the function has kept are refused by the tapes of the call, which have not recorded it.
+        """
+        watch = Lookout(thread.hidden)
+        reason = self._difference(f, args, named, tensors, watch)
+        kept = tuple(watch.alive().values())
+        if kept:
+            warn(f"{self.name} keeps values that it computes (in a list, an attribute, a global); replays do not renew "
+                 "them: return them from the function")  # fmt: skip
+            record = _Kept(self.name, kept)
+            for recorder in thread.hidden:
+                recorder.record_call(record, tuple(watch.captured.values()), kept)
+        return reason
+
+    def _difference(
+        self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor], watch: Lookout
+    ) -> str | None:
         leaves, carried = self._run(tensors)
         cts = [ones_like(leaves[i]) for i in self._joint.weighed]
         told, mine = ([bits_of(x) for x in xs] for xs in (leaves, self.pull(carried, cts)))
@@ -219,7 +237,7 @@ class TapedCall:
         if limited:  # the arenas go before the eager run takes its bytes
             del self._forward, self._backward, self._arena
         with shadowed({}):
-            wanted, grads = during(self._gradient, f, args, named, tensors, cts, recorders=())
+            wanted, grads = during(self._gradient, f, args, named, tensors, cts, recorders=(watch,))
         if limited:
             self._bind()
         where = difference(told, wanted)
@@ -258,6 +276,29 @@ class TapedEntry:
             self.reason = why_not(e)
         else:
             self.call = call if self.reason is None else None
+
+
+class _Kept:
+    """The record of values that the function has kept from the run that its replay was compared with."""
+
+    again: Callable[[list[Any]], list[Any]] | None = None
+    effects: Sequence[Any] = ()
+    pushforward = None
+
+    def __init__(self, name: str, values: Sequence[Buffer]) -> None:
+        self.name = name
+        self._values = [(b.node.aval, b.node.prim.name) for b in values]
+
+    def pullback(
+        self, cts: list[Tensor | None], needed: frozenset[int], lead: int | None, come: dict[int, Any]
+    ) -> list[Tensor | None]:
+        """Raise FunctionError."""
+        aval, operation = next(value for value, ct in zip(self._values, cts, strict=True) if ct is not None)
+        raise FunctionError(
+            f"{self.name}: the gradient passes through {aval!r}, the result of {operation}, which the function has "
+            "kept (in a list, an attribute, a global) from a run that was compared with its replay and that no tape "
+            "has recorded: return it from the function"
+        )
 
 
 class _Record:

@@ -688,3 +688,22 @@ def test_gradients_without_a_record_are_differentiated_like_others():
     wanted = bits(jacobian(plain))
     for _ in range(2):
         assert bits(jacobian(captured)) == wanted
+
+
+def test_a_value_that_the_function_keeps_is_refused_and_warned_of():
+    kept = []
+
+    def keeps(x):
+        kept.append(tg.sin(x) * 2.0)
+        return tg.sum(kept[-1])
+
+    captured, x = tg.function(keeps), tg.asarray(data(5))
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.warns(UserWarning, match="keeps values that it computes.*replays do not renew them: return them"):
+            y = captured(x)
+        z = y + tg.sum(kept[-1])
+    with pytest.raises(
+        tg.errors.FunctionError, match=r"the result of multiply, which the function has kept .*return it"
+    ):
+        tape.gradient(z, x)
