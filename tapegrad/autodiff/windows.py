@@ -16,34 +16,32 @@ class Windows:
     time would grow with the square of the number of steps.  Here one operation adds as many bytes as ``x`` has.
     """
 
-    __slots__ = ("_aval", "_indices", "_nbytes", "_values")
+    __slots__ = ("_aval", "_before", "_indices", "_nbytes", "_values")
 
     def __init__(self, aval: ShapedArray, before: Tensor | None) -> None:
         """``aval``: of the value; ``before``: what has come for all of it."""
-        self._aval = aval
+        self._aval, self._before = aval, before
         self._values: list[Tensor] = []
         self._indices: list[tuple[Part, ...]] = []
         self._nbytes = 0
-        if before is not None:
-            self._begin(before)
 
     def add(self, value: Tensor, index: tuple[Part, ...]) -> None:
         """Add to the elements at ``index``."""
         fill([value._buffer])  # nothing that it is computed from shall be kept for it
-        if not any(value._buffer is x._buffer for x in self._values[-1:]):
+        if not self._values or value._buffer is not self._values[-1]._buffer:  # a stencil's are all one value
             self._nbytes += value._buffer.node.aval.nbytes
         self._values.append(value)
         self._indices.append(index)
         if self._nbytes > self._aval.nbytes:
-            self._begin(self.dense())
+            self._before = self.dense()
+            self._values, self._indices, self._nbytes = [], [], 0
 
     def dense(self) -> Tensor:
         """Return the whole cotangent."""
-        shape = self._aval.shape
-        if len(self._values) > 1:
-            return barrier(unslice_sum_p, *self._values, shape=shape, indices=tuple(self._indices))
-        return barrier(unslice_p, self._values[0], shape=shape, index=self._indices[0])
-
-    def _begin(self, whole_value: Tensor) -> None:
-        self._values, self._indices = [whole_value], [whole(self._aval.shape)]
-        self._nbytes = 0
+        shape, before = self._aval.shape, self._before
+        values, indices = self._values, self._indices
+        if before is not None:
+            values, indices = [before, *values], [whole(shape), *indices]
+        if len(values) > 1:
+            return barrier(unslice_sum_p, *values, shape=shape, indices=tuple(indices))
+        return values[0] if before is not None else barrier(unslice_p, values[0], shape=shape, index=indices[0])

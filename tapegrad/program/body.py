@@ -1,25 +1,27 @@
 """The body of a loop: a captured function whose calls follow each other, with no record of each.
 
-Such a function has two programs more: itself alone, which carries nothing to a backward, and its gradient, in which
-forward and backward are one, so that only values that the gradient reads are computed, and none is carried.
+It has two more programs: the function alone, which carries nothing to a backward, and the gradient, in which forward
+and backward are one, so that only values that the gradient reads are computed, and none is carried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.program.derivative import Joint
-from tapegrad.program.graphs import replay_of
-from tapegrad.program.memory import Arena, alignment
 from tapegrad.program.replay import MislaidError, RelaidError, Replay
 from tapegrad.program.signatures import signature
 from tapegrad.tensor import Tensor
 
 Each = Callable[[Callable[[list[Tensor]], Any], list[Tensor]], Any]
 """Makes a replay: ``each(f, tensors)`` is what ``f(tensors)`` returns."""
+Results = Callable[[list[Tensor]], list[Any]]
+Gradients = Callable[..., list[Tensor | None]]
+"""The gradients of the sources, of the arguments, of cotangents, and of which of these are absent."""
 Beside = Callable[[int], "tuple[Tensor, ...]"]
 """The tensors that a call takes beside the state, by its number."""
 
@@ -27,16 +29,31 @@ Beside = Callable[[int], "tuple[Tensor, ...]"]
 class Body:
     """A captured function that reads nothing but its arguments and writes nothing but its results."""
 
-    def __init__(self, joint: Joint, shared: Arena, lock: Any) -> None:
-        """``lock``: held by whoever uses the ``shared`` arena."""
-        self._joint, self._lock = joint, lock
-        align = alignment(joint.forward.device)
-        self._function = replay_of(joint.whole.function(align), shared=shared)
-        self._gradient = replay_of(joint.whole.gradient(align), shared=shared)
+    def __init__(self, joint: Joint, lock: Any, following: Results, pulled: Gradients) -> None:
+        """``lock``: held by whoever uses the arena of its programs.
 
-    def values(self, tensors: list[Tensor], cts: list[Tensor]) -> list[Any]:
-        """The leaves of the result, then the gradients of the sources."""
-        return [*self._next(tensors), *self._joint.connected(self._pulled([*tensors, *cts]))]
+        ``following`` and ``pulled``: the results, and the gradients of the sources, by the programs of a call that is
+        recorded.  They serve until :meth:`use` has given it programs of its own.
+        """
+        self._joint, self._lock = joint, lock
+        self.following, self.pulled = following, pulled
+
+    def use(self, function: Replay | None, gradient: Replay | None) -> None:
+        """Use programs of its own, as far as there are some."""
+        if function is not None:
+            self.following = partial(self._replayed, function)
+        if gradient is not None:
+            self.pulled = partial(self._pulled, gradient)
+
+    def _pulled(
+        self, replay: Replay, tensors: list[Tensor], cts: list[Tensor], absent: Collection[int] = ()
+    ) -> list[Tensor | None]:
+        return self._joint.connected(self._replayed(replay, [*tensors, *cts]), absent)
+
+    def _replayed(self, replay: Replay, tensors: list[Tensor]) -> list[Any]:
+        with self._lock:
+            replay.run(tensors)
+            return replay.results(tensors)
 
     def in_a_row(
         self, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
@@ -54,7 +71,7 @@ class Body:
                 if done == 1 and signature((nest.rebuild(result, iter(leaves)), *beside(1)), {})[0] != key:
                     break
                 now = [x for x in (*leaves, *beside(done)) if type(x) is Tensor] if done else tensors
-                leaves = each(self._next, now)
+                leaves = each(self.following, now)
                 done += 1
         except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
             pass
@@ -72,21 +89,10 @@ class Body:
         weights = [cts[i] for i in joint.weighed]
         avals = joint.whole.avals[joint.whole.given :]
         given = [zeros_of(aval) if ct is None else ct for ct, aval in zip(weights, avals, strict=True)]
+        absent = [i for i, ct in enumerate(weights) if ct is None]
         try:
-            gradients = each(self._pulled, [*tensors, *given])
+            gradients = each(partial(self.pulled, cts=given, absent=absent), tensors)
         except (RelaidError, MislaidError):  # the call, made by itself, tells of it
             return None
-        absent = [i for i, ct in enumerate(weights) if ct is None]
-        of = dict(zip(joint.sources, joint.connected(gradients, absent), strict=True))
+        of = dict(zip(joint.sources, gradients, strict=True))
         return [of.get(i) for i in range(len(tensors))]
-
-    def _next(self, tensors: list[Tensor]) -> list[Any]:
-        return self._done(self._function, tensors)
-
-    def _pulled(self, tensors: list[Tensor]) -> list[Any]:
-        return self._done(self._gradient, tensors)
-
-    def _done(self, replay: Replay, tensors: list[Tensor]) -> list[Any]:
-        with self._lock:
-            replay.run(tensors)
-            return replay.results(tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -97,7 +98,7 @@ class Code:
                 block(*outside)
             return
         try:
-            with raising_errors():
+            with raising_errors() if self._calls else nullcontext():
                 for block in self.blocks:
                     block(*outside)
         except (FlaggedError, FloatingPointError):

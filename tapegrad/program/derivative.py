@@ -52,7 +52,7 @@ class Whole:
         return self._rewritten([*self.forward.steps, between, *self.backward], self.arguments[: self.given], alignment)
 
     def gradient(self, alignment: int) -> Program:
-        """The gradients alone, of the function's arguments and the cotangents, in slots of its own."""
+        """Return the program, in slots of its own, that takes arguments and cotangents and yields the gradients."""
         program = self._rewritten([*self.forward.steps, *self.backward], self.arguments, alignment)
         return replace(program, name=f"{self.forward.name}, gradient")
 

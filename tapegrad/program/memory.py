@@ -32,19 +32,38 @@ def alignment(device: Device) -> int:
 Planning = Callable[[Program, int, Collection[int]], arena.Layout]
 
 
+class OversizeError(Exception):
+    """A program, which needs ``nbytes``, does not fit into the arena that it was to share."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"an arena of {nbytes} bytes is needed")
+        self.nbytes = nbytes
+
+
 class Arena:
     """The arena of programs that never run at once: none keeps anything there between two runs."""
 
     def __init__(self) -> None:
         self._buffer: Buffer | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes there are."""
+        return 0 if self._buffer is None else self._buffer.node.aval.nbytes
+
     def lend(self, nbytes: int, device: Device) -> Buffer:
-        """Return at least so many bytes: those lent before, if they are enough.  To the ledger they are one entry."""
-        if self._buffer is None or self._buffer.node.aval.nbytes < nbytes:
+        """Return at least so many bytes, one entry of the ledger.  Raises OversizeError if there are fewer."""
+        if self._buffer is None:
             aval = shaped((nbytes,), _BYTE, device)
             self._buffer = account.current.in_room((aval,), ("function",), _arena, aval)
             account.current.labelled(self._buffer, "activation", "the arena of a captured function")
+        elif self.nbytes < nbytes:
+            raise OversizeError(nbytes)
         return self._buffer
+
+    def release(self) -> None:
+        """Forget the bytes: they go with the programs that lie there."""
+        self._buffer = None
 
 
 class Memory:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -16,6 +18,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import shadowed
 from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, thread, unrecorded
+from tapegrad.device import CPU
 from tapegrad.errors import BudgetError, FunctionError, warn
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.rerun import Lookout
@@ -28,11 +31,13 @@ from tapegrad.program.derivative import Joint, capture_joint
 from tapegrad.program.eager import difference
 from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.graphs import replay_of
-from tapegrad.program.memory import Arena, alignment, bits_of
+from tapegrad.program.memory import Arena, OversizeError, alignment, bits_of
 from tapegrad.program.program import Kind, Layouts
-from tapegrad.program.replay import MislaidError, RelaidError
+from tapegrad.program.replay import MislaidError, RelaidError, Replay
 from tapegrad.tensor import Tensor, alias
 
+_MOST_GROWTH = 1.5
+"""How much larger than the backward's an arena may be, so that loops have the gradient as one program."""
 _MARGIN = 0.005
 """How many bytes fewer, as a part, than the ratio says, where two arenas were too large."""
 
@@ -83,7 +88,7 @@ class TapedCall:
         outputs = joint.forward.outputs
         self._passed = [i for i in joint.weighed if outputs[i].argument is not None]
         """The results that are arguments."""
-        self._is_closed = joint.is_closed
+        self._may_loop = joint.is_closed
         self._body: Body | None = None
         self._lock = locks.lock()
 
@@ -134,21 +139,59 @@ class TapedCall:
         return done, nest.rebuild(joint.forward.result, iter(leaves))
 
     def body(self, tensors: list[Tensor]) -> Body | None:
-        """Return what replays it in loops; None if it reads other than its arguments, or writes other than results."""
-        if self._body is None and self._is_closed:
-            body = Body(self._joint, self._arena, self._lock)
+        """Return what replays it in loops; None if it reads anything but its arguments, or writes anything but results.
+
+        The first time, its bits are compared with those of a call that is recorded.
+        """
+        if self._body is None and self._may_loop:
+            body = Body(self._joint, self._lock, self._following, self._pulled)
             try:
-                leaves, carried = self._run(tensors)
-                cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
-                wanted = [*leaves, *self.pull(carried, cts)]
-                self._is_closed = list(map(bits_of, body.values(tensors, cts))) == list(map(bits_of, wanted))
+                body.use(*self._programs())
+                with CPU.xp.errstate(all="ignore"):  # cotangents of 1 may overflow where those to come do not
+                    leaves = self._following(tensors)
+                    cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
+                    wanted = [*leaves, *self._pulled(tensors, cts)]
+                    found = [*body.following(tensors), *body.pulled(tensors, cts)]
+                    self._may_loop = list(map(bits_of, found)) == list(map(bits_of, wanted))
             except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
                 return None
-            if self._is_closed:
+            if self._may_loop:
                 self._body = body
             else:
-                warn(f"{self.name}: loops record each call, for replays in a row differ from one in some bit")
+                warn(f"{self.name}: replays in a loop differ in some bit from a recorded call; loops record each step")
         return self._body
+
+    def _programs(self) -> tuple[Replay | None, Replay | None]:
+        """The function alone and the gradient, for loops; None: on a GPU, or where the arena would be much larger.
+
+        They share the backward's arena, which may grow by a half for the gradient.
+        """
+        device = self._joint.forward.device
+        if device.lazy:
+            return None, None
+        whole, align = self._joint.whole, alignment(device)
+        gradient = None
+        try:
+            gradient = replay_of(whole.gradient(align), shared=self._arena)
+        except OversizeError as e:
+            if e.nbytes <= _MOST_GROWTH * self._arena.nbytes:
+                larger = Arena()
+                gradient = replay_of(whole.gradient(align), shared=larger)
+                with self._lock:
+                    self._backward = replay_of(self._joint.backward, shared=larger)
+                    self._arena = larger
+        try:
+            return replay_of(whole.function(align), shared=self._arena), gradient
+        except OversizeError:
+            return None, gradient
+
+    def _following(self, tensors: list[Tensor]) -> list[Any]:
+        return self._run(tensors, kept=False)[0]
+
+    def _pulled(
+        self, tensors: list[Tensor], cts: Sequence[Tensor], absent: Collection[int] = ()
+    ) -> list[Tensor | None]:
+        return self.pull(self._run(tensors)[1], cts, absent)
 
     def loses(self, recorders: Sequence[Recorder]) -> str | None:
         """Why the record would have no gradient of something that a tape watches; None: it has all."""
@@ -186,6 +229,8 @@ class TapedCall:
     def pull(self, carried: list[Tensor], cts: Sequence[Tensor], absent: Collection[int] = ()) -> list[Tensor | None]:
         """Gradients of the sources; None where they depend on ``absent`` cotangents alone."""
         given = [*carried, *cts]
+        if MANAGER.limit != inf:
+            self._body = None  # its arena goes; loops within a budget have no use for it
         with self._lock:
             self._backward.run(given)
             return self._joint.connected(self._backward.results(given), absent)
@@ -200,30 +245,33 @@ class TapedCall:
         return self._gradient(f, args, named, tensors, cts)[1]
 
     def _gradient(
-        self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor]
+        self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor], *watches: Recorder
     ) -> tuple[list[Any], list[Any]]:
-        """The leaves of the result, and gradients of the sources, eagerly."""
+        """The leaves of the result, and gradients of the sources, eagerly; ``watches`` are told of the call alone."""
         with GradientTape() as tape:
             tape.watch([tensors[i] for i in self._positions])
-            leaves = nest.flatten(f(*args, **named))
+            call = partial(f, *args, **named)
+            leaves = nest.flatten(during(call, recorders=(*thread.recorders, *watches)))
         targets = [leaves[i] for i in self._joint.weighed]
         wanted = [*(tensors[i] for i in self._positions), *self._variables]
         return leaves, tape.gradient(targets, wanted, output_gradients=list(cts)) if targets else [None] * len(wanted)
 
     def wrong(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> str | None:
-        """Where forward or backward differ from an eager run in some bit (None: nowhere); nothing is written.
+        """Say why calls must not be replayed; None: forward and backward have the bits of an eager run.
 
-        Values of that run which the function has kept are refused by the tapes of the call, which have not recorded it.
+        No variable is written.  Where the function has kept values of the eager run, the tapes of the call, which have
+        not recorded that run, refuse them.
         """
         watch = Lookout(thread.hidden)
         reason = self._difference(f, args, named, tensors, watch)
+        if watch.alive():
+            gc.collect()  # some may be held by nothing but a cycle
         kept = tuple(watch.alive().values())
         if kept:
-            warn(f"{self.name} keeps values that it computes (in a list, an attribute, a global); replays do not renew "
-                 "them: return them from the function")  # fmt: skip
             record = _Kept(self.name, kept)
             for recorder in thread.hidden:
                 recorder.record_call(record, tuple(watch.captured.values()), kept)
+            reason = reason or f"it keeps the result of {kept[0].node.prim.name}, which a replay would not renew"
         return reason
 
     def _difference(
@@ -237,7 +285,7 @@ class TapedCall:
         if limited:  # the arenas go before the eager run takes its bytes
             del self._forward, self._backward, self._arena
         with shadowed({}):
-            wanted, grads = during(self._gradient, f, args, named, tensors, cts, recorders=(watch,))
+            wanted, grads = during(self._gradient, f, args, named, tensors, cts, watch, recorders=())
         if limited:
             self._bind()
         where = difference(told, wanted)
@@ -293,7 +341,8 @@ class _Kept:
         self, cts: list[Tensor | None], needed: frozenset[int], lead: int | None, come: dict[int, Any]
     ) -> list[Tensor | None]:
         """Raise FunctionError."""
-        aval, operation = next(value for value, ct in zip(self._values, cts, strict=True) if ct is not None)
+        used = [value for value, ct in zip(self._values, cts, strict=True) if ct is not None]
+        aval, operation = (used or self._values)[0]
         raise FunctionError(
             f"{self.name}: the gradient passes through {aval!r}, the result of {operation}, which the function has "
             "kept (in a list, an attribute, a global) from a run that was compared with its replay and that no tape "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from budget_cases import live
@@ -690,20 +692,89 @@ def test_gradients_without_a_record_are_differentiated_like_others():
         assert bits(jacobian(captured)) == wanted
 
 
-def test_a_value_that_the_function_keeps_is_refused_and_warned_of():
+def test_values_that_the_function_keeps_have_their_gradients():
     kept = []
 
     def keeps(x):
         kept.append(tg.sin(x) * 2.0)
         return tg.sum(kept[-1])
 
-    captured, x = tg.function(keeps), tg.asarray(data(5))
-    with tg.GradientTape() as tape:
-        tape.watch(x)
-        with pytest.warns(UserWarning, match="keeps values that it computes.*replays do not renew them: return them"):
-            y = captured(x)
-        z = y + tg.sum(kept[-1])
+    def both(f):
+        x = tg.asarray(data(5))
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            z = f(x) + tg.sum(kept[-1])
+        return tape.gradient(z, x)
+
+    captured = tg.function(keeps)
     with pytest.raises(
         tg.errors.FunctionError, match=r"the result of multiply, which the function has kept .*return it"
     ):
-        tape.gradient(z, x)
+        both(captured)
+    for _ in range(3):
+        assert bits(both(captured)) == bits(both(keeps))
+    assert list(captured.stats.fallbacks) == [
+        "on a tape: it keeps the result of multiply, which a replay would not renew"
+    ]
+
+
+def test_values_in_a_cycle_that_nothing_holds_are_not_kept():
+    def cycle(x):
+        holder = []
+        holder += [holder, tg.sin(x)]
+        return tg.sum(holder[1] * x)
+
+    captured, x = tg.function(cycle), tg.asarray(data(5))
+    for _ in range(3):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = captured(x)
+        tape.gradient(y, x)
+    assert captured.stats.replays == 2 and not captured.stats.fallbacks
+
+
+def test_a_captured_function_inside_one_may_draw_and_write():
+    drop, count = tg.nn.Dropout(0.3), tg.Variable(0.0, trainable=False)
+
+    def draws(z):
+        count.assign_add(1.0)
+        return drop(z, training=True)
+
+    inner = tg.function(draws)
+    outer, x = tg.function(lambda x: tg.sum(inner(x) ** 2)), tg.asarray(data(5))
+    for f in (inner, outer, outer, outer):
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = tg.sum(f(x))
+        assert tape.gradient(y, x).shape == x.shape
+    assert count.numpy() == 4.0
+
+
+def test_steps_are_rerun_under_the_autocast_of_the_first_run():
+    w = tg.asarray(data(8, 8))
+    plain = lambda state: (tg.astype(tg.tanh(state[0] @ state[1]), "float32"), state[1])
+    step = tg.function(plain)
+
+    def gradients(step, autocast):
+        with tg.GradientTape() as tape:
+            tape.watch(w)
+            with tg.autocast("float16") if autocast else nullcontext():
+                y = tg.checkpointed_loop(step, (tg.asarray(data(8, 8, seed=1)), w), 9, snapshots=2)[0]
+        return bits(tape.gradient(y, w))
+
+    for autocast in (False, True, False, True, True):
+        assert gradients(step, autocast) == gradients(plain, autocast)
+
+
+def test_replays_in_a_loop_are_compared_without_floating_point_errors():
+    """Cotangents of 1 would overflow, those of the loop do not."""
+    step = tg.function(lambda state: (state[0] * 1.0, state[1] + state[0] * 300.0 * 300.0))
+    x = tg.asarray(data(4).astype("float16") * np.float16(1e-3))
+    for errors in ("ignore", "raise", "raise"):
+        with tg.GradientTape() as tape, np.errstate(all=errors):
+            tape.watch(x)
+            if errors == "ignore":
+                y = sum(step((x, x))) + sum(step((x, x * 1.0)))
+            else:
+                y = tg.checkpointed_loop(step, (x, x * 1.0), 6, snapshots=1)[1]
+            assert np.isfinite(tape.gradient(y * np.float16(1e-3), x).numpy()).all()

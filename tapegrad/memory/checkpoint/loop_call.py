@@ -265,7 +265,8 @@ class LoopCall(CheckpointedCall):
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
         if not thread.recorders:  # nobody is to be told of replays
-            done, walk.here.state = self._owner.steps(walk.here.state, start, stop, _rerun)
+            surroundings = self.setting.surroundings
+            done, walk.here.state = during(self._owner.steps, walk.here.state, start, stop, _rerun, **surroundings)
             start += done
         if start < stop:
             self._advance_watched(walk, start, stop)
@@ -352,7 +353,9 @@ class LoopCall(CheckpointedCall):
         if not step or not reversed_next or lead is not None or self._marks[step]:
             return False
         here = walk.here.state
-        found = self._owner.gradients(here, step, walk.state, _rerun, {n.index for n in self._nodes})
+        followed = {n.index for n in self._nodes}
+        surroundings = self.setting.surroundings
+        found = during(self._owner.gradients, here, step, walk.state, _rerun, followed, **surroundings)
         if found is None:
             return False
         tensors = iter(found)

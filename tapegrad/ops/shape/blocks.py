@@ -13,6 +13,7 @@ from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
+from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.types import Array, Namespace
 from tapegrad.engine.work import into
 from tapegrad.errors import ShapeError
@@ -102,23 +103,44 @@ unslice_p: Primitive = linear(
 )  # fmt: skip
 
 
-def _copies_of_sum(
-    xp: Namespace, *xs: Array, shape: Shape, indices: Sequence[tuple[Part, ...]], out: Array
+@lru_cache(256)
+def _in_all(indices: tuple[tuple[Part, ...], ...]) -> tuple[Part, ...] | None:
+    """The index of the elements that all of these windows have; None: there are none."""
+    parts: list[Part] = []
+    for column in zip(*indices, strict=True):
+        ranges = [range(p, p + 1) if isinstance(p, int) else range(p[0], p[0] + p[1] * p[2], p[2]) for p in set(column)]
+        if all(r.step == 1 for r in ranges):
+            places: Sequence[int] = range(max(r.start for r in ranges), min(r.stop for r in ranges))
+        else:
+            places = sorted(set(ranges[0]).intersection(*ranges[1:]))
+        if not places:
+            return None
+        parts.append((places[0], len(places), places[1] - places[0] if len(places) > 1 else 1))
+    return tuple(parts)
+
+
+def _calls_of_sum(
+    xp: Namespace, *xs: Array, shape: Shape, indices: tuple[tuple[Part, ...], ...], out: Array
 ) -> list[Any]:
-    calls = _copies_of_unslice(xp, xs[0], shape=shape, index=indices[0], out=out)
+    """Zeros, to which all is added; -0.0, to which nothing else adds 0.0, where each operand has an element."""
+    calls: list[Any] = [(xp.copyto, (out, xp.zeros((), out.dtype)))]
+    shared = _in_all(indices) if is_inexact(out.dtype) else None
+    if shared is not None:
+        minus = complex(-0.0, -0.0) if out.dtype.kind == "c" else -0.0
+        calls.append((xp.copyto, (out[native_index(shared)], xp.full((), minus, out.dtype))))
     windows = [out[native_index(index)] for index in indices]
-    return calls + [into(xp.add, (w, x), w) for w, x in zip(windows[1:], xs[1:], strict=True)]
+    return calls + [into(xp.add, (w, x), w) for w, x in zip(windows, xs, strict=True)]
 
 
 def _run_sum(xp: Namespace, *xs: Array, **params: Any) -> None:
-    for call, arrays in _copies_of_sum(xp, *xs, **params):
+    for call, arrays in _calls_of_sum(xp, *xs, **params):
         call(*arrays)
 
 
 unslice_sum_p: Primitive = linear(
     "unslice_sum",
     impl=_run_sum,
-    calls=_copies_of_sum,
+    calls=_calls_of_sum,
     infer=lambda *xs, shape, indices: xs[0].with_shape(shape),
     transpose=lambda ct, xs_aval, i, *, shape, indices: barrier(slice_p, ct, index=indices[i]),
     variadic=True,
@@ -133,7 +155,7 @@ unslice_sum_p: Primitive = linear(
         Sample((3,), (0,), shape=(3,), indices=(((0, 3, 1),), ((0, 0, 1),))),
     ],
 )  # fmt: skip
-"""The sum of arrays that lie in windows of zeros: what ``unslice`` and ``add`` give, in one pass over the whole."""
+"""The sum of arrays that lie in windows of zeros, with the bits that ``unslice`` and ``add`` give, one by one."""
 
 
 def stretch(x: Tensor, axis: int, first: int, count: int) -> Tensor:

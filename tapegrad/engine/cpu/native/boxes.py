@@ -1,8 +1,8 @@
 """Boxes: padded arrays, and what is computed of them, cut where the padding ends.
 
-A pad is a fill of a whole array and a copy into a window of it.  In a box that no edge of a window crosses, it is one
-or the other.  So entries that follow a pad and go over the same positions can be done box by box, and where kernels
-stand for the entries of a box, nothing padded need be stored.
+A pad is a fill of a whole array and a copy into a window of it; a sum of pads adds to windows.  Entries that go over
+the same positions, or over windows of them, are done box by box, where no edge of a window crosses a box.  Then kernels
+can stand for the entries of a box, and nothing padded need be stored.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _LEAST = 1 << 14
 """Elements of an array that is worth cutting: each box takes a call for each kernel."""
 _LEAST_ROW = 64
 """Elements of its rows: each row of a border takes a call, and to fill a short one whole costs less."""
-_MOST = 128
-"""Boxes of one run."""
+_MOST = 40
+"""Entries of one run: as many as a kernel takes."""
+_MOST_PARTS = 1152
+"""Entries of one run in all its boxes: the gradient of a stencil of 7 points in 3 dimensions has 9 in 125."""
 
 Point = tuple[int, ...]
 
@@ -54,31 +56,34 @@ def runs(entries: Sequence[Entry], first: int, last: int) -> Iterator[Run]:
     """Yield the runs among entries ``first`` up to ``last``."""
     while first < last:
         growing = _Growing(entries, first)
-        while growing.joins(last):
+        while growing.last < last and growing.joins():
             pass
-        if growing.last > first:
-            yield Run(first, growing.last, growing.boxes())
+        boxes = growing.boxes()
+        if len(boxes) > 1:
+            yield Run(first, growing.last, boxes)
         first = max(growing.last, first + 1)
 
 
 class _Item(NamedTuple):
-    """An entry that goes over the positions from ``low`` up to ``high``, but for a hole where another writes."""
+    """An entry that goes over the positions from ``low`` up to ``high``."""
 
     number: int
     low: Point
     high: Point
-    hole: tuple[Point, Point] | None = None
 
     def part(self, low: Point, high: Point) -> Part | None:
         """Return the part of the entry in the box from ``low`` up to ``high``, if it does something there."""
-        if not _holds(self.low, self.high, low, high) or (self.hole and _holds(*self.hole, low, high)):
+        if not all(a <= c and d <= b for a, b, c, d in zip(self.low, self.high, low, high, strict=True)):
             return None
         shape, first, last = (_apart(self.low, point) for point in (self.high, low, high))
         return Part(self.number, shape, first, last)
 
 
 class _Used(NamedTuple):
-    """An array that is read or written: its span, where its element at the first position would lie, its strides."""
+    """An array that is read or written.
+
+    ``origin``: the address that its element at position (0, ..., 0) has, or would have.
+    """
 
     span: tuple[int, int]
     origin: int
@@ -87,7 +92,7 @@ class _Used(NamedTuple):
 
 
 class _Growing:
-    """A run so far, which begins with a pad."""
+    """A run so far, which begins with a fill."""
 
     def __init__(self, entries: Sequence[Entry], first: int) -> None:
         self.last = first
@@ -99,20 +104,23 @@ class _Growing:
         """Those that are as large as the whole."""
         self._used: list[_Used] = []
 
-    def joins(self, end: int) -> bool:
-        """Add what comes next, if it can join; it ends before entry ``end``."""
-        items = self._pad(end) or self._following(end)
-        if not items:
+    def joins(self) -> bool:
+        """Add the next entry, if it can join."""
+        item = self._follows() if self._items else self._begins()
+        if item is None or len(self._items) == _MOST:
             return False
-        used = [u for item in items for u in self._uses(item)]
-        if any(_conflict(u, v) for k, u in enumerate(used) for v in (*self._used, *used[:k])):
+        used = list(self._uses(item))
+        if any(_conflict(u, v) for u in used for v in (*self._used, *used)):
             return False
-        if prod(len(c) - 1 for c in self._cuts([*self._items, *items])) > _MOST:
+        items = [*self._items, item]
+        if len(items) * prod(len(cuts) - 1 for cuts in self._cuts(items)) > _MOST_PARTS:
             return False
-        self._items += items
+        self._items.append(item)
         self._used += used
-        self._results += [x.reshape(self._shape) for item in items if (x := self._result(item)).size == self._size]
-        self.last += len(items)
+        result = self._entries[item.number].arrays[-1]
+        if result.size == self._size:
+            self._results.append(result.reshape(self._shape))
+        self.last += 1
         return True
 
     def boxes(self) -> list[list[Part]]:
@@ -123,47 +131,36 @@ class _Growing:
             boxes.append([part for item in self._items if (part := item.part(low, high)) is not None])
         return boxes
 
-    def _result(self, item: _Item) -> Array:
-        return self._entries[item.number].arrays[-1]
-
     def _cuts(self, items: Sequence[_Item]) -> list[list[int]]:
-        edges = [zip(item.low, item.high, strict=True) for item in items]  # a hole is what another item goes over
+        edges = [zip(item.low, item.high, strict=True) for item in items]
         return [sorted({n for edge in axis for n in edge}) for axis in zip(*edges, strict=True)]
 
-    def _pad(self, end: int) -> list[_Item]:
-        """A fill and a copy into a window of it."""
-        if self.last + 1 >= end or self._entries[self.last].name != "copyto":
-            return []
-        fill, copy = self._entries[self.last : self.last + 2]
-        if copy.name != "copyto":
-            return []
-        (number, whole), (x, window) = fill.arrays, copy.arrays
-        shape = self._shape or whole.shape
-        if number.ndim or whole.shape != shape or x.shape != window.shape:
-            return []
+    def _begins(self) -> _Item | None:
+        """A fill of a whole array."""
+        entry = self._entries[self.last]
+        number, whole = entry.arrays[0], entry.arrays[-1]
+        if entry.name != "copyto" or number.ndim or not whole.flags.c_contiguous:
+            return None
         if whole.size < _LEAST or whole.shape[-1] < _LEAST_ROW:
-            return []
-        low = _place(window, whole)
-        if low is None or window.size == whole.size:
-            return []
-        self._shape, self._size = shape, whole.size
-        high = _shifted(low, window.shape)
-        return [_Item(self.last, (0,) * len(shape), shape, (low, high)), _Item(self.last + 1, low, high)]
+            return None
+        self._shape, self._size = whole.shape, whole.size
+        return self._everywhere()
 
-    def _following(self, end: int) -> list[_Item]:
-        """An entry that goes over all positions, or over a window that one of its operands is."""
-        if not self._items or self.last >= end:
-            return []
+    def _follows(self) -> _Item | None:
+        """An entry that goes over all positions, or over a window that one of its arrays is."""
         entry = self._entries[self.last]
         arrays = [x for x in entry.arrays if x.ndim]
         if not entry.is_exact or not arrays or any(x.shape != arrays[-1].shape for x in arrays):
-            return []
+            return None
         flat = all(x.flags.c_contiguous for x in arrays) and arrays[-1].size == self._size  # as NumPy would run it
         if flat or arrays[-1].shape == self._shape:
-            return [_Item(self.last, (0,) * len(self._shape), self._shape)]
+            return self._everywhere()
         places = (_place(x, whole) for x in arrays for whole in self._results)
         low = next((place for place in places if place is not None), None)
-        return [] if low is None else [_Item(self.last, low, _shifted(low, arrays[-1].shape))]
+        return None if low is None else _Item(self.last, low, _shifted(low, arrays[-1].shape))
+
+    def _everywhere(self) -> _Item:
+        return _Item(self.last, (0,) * len(self._shape), self._shape)
 
     def _uses(self, item: _Item) -> Iterator[_Used]:
         entry = self._entries[item.number]
@@ -175,14 +172,9 @@ class _Growing:
 
 
 def _conflict(a: _Used, b: _Used) -> bool:
-    """Whether one is written where the other has another position."""
+    """Whether one is written, and they share bytes without having the same position at each."""
     aligned = a.origin == b.origin and a.strides == b.strides
     return (a.is_written or b.is_written) and not aligned and meet(a.span, b.span)
-
-
-def _holds(low: Point, high: Point, first: Point, last: Point) -> bool:
-    """Whether the box from ``low`` up to ``high`` holds that from ``first`` up to ``last``."""
-    return all(a <= c and d <= b for a, b, c, d in zip(low, high, first, last, strict=True))
 
 
 def _apart(low: Point, high: Point) -> Point:

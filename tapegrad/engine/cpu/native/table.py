@@ -199,9 +199,12 @@ class Table:
             begin = len(rows)
             for first, last in ranges:
                 while first < last:
-                    g = of.get(first)
-                    rows.append(self._row(first) if g is None else self._row_of(g))
-                    first = first + 1 if g is None else g.last
+                    if g := of.get(first):
+                        rows.append(self._row_of(g))
+                        first = g.last
+                    else:
+                        rows.append(self._row(first))
+                        first += 1
             stretches.append((begin, len(rows)))
         self._fused = _Rows(rows, stretches, self._pointers)
         self._kernels = kernels.NOTHING
