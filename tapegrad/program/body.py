@@ -27,28 +27,27 @@ Beside = Callable[[int], "tuple[Tensor, ...]"]
 
 
 class Body:
-    """A captured function that reads nothing but its arguments and writes nothing but its results."""
+    """A captured function that reads nothing but its arguments and writes nothing but its results.
 
-    def __init__(self, joint: Joint, lock: Any, following: Results, pulled: Gradients) -> None:
-        """``lock``: held by whoever uses the arena of its programs.
+    ``function`` and ``gradient``: its programs; where there is none, those of a call that is recorded serve (``others``
+    below).  ``lock``: held by whoever uses their arena.
+    """
 
-        ``following`` and ``pulled``: the results, and the gradients of the sources, by the programs of a call that is
-        recorded.  They serve until :meth:`use` has given it programs of its own.
-        """
+    def __init__(self, joint: Joint, lock: Any, function: Replay | None, gradient: Replay | None) -> None:
         self._joint, self._lock = joint, lock
-        self.following, self.pulled = following, pulled
+        self._function, self._gradient = function, gradient
 
-    def use(self, function: Replay | None, gradient: Replay | None) -> None:
-        """Use programs of its own, as far as there are some."""
-        if function is not None:
-            self.following = partial(self._replayed, function)
-        if gradient is not None:
-            self.pulled = partial(self._pulled, gradient)
+    def results(self, others: Results, tensors: list[Tensor]) -> list[Any]:
+        """The leaves of the result."""
+        return others(tensors) if self._function is None else self._replayed(self._function, tensors)
 
-    def _pulled(
-        self, replay: Replay, tensors: list[Tensor], cts: list[Tensor], absent: Collection[int] = ()
+    def pulled(
+        self, others: Gradients, cts: list[Tensor], absent: Collection[int], tensors: list[Tensor]
     ) -> list[Tensor | None]:
-        return self._joint.connected(self._replayed(replay, [*tensors, *cts]), absent)
+        """The gradients of the sources."""
+        if self._gradient is None:
+            return others(tensors, cts, absent)
+        return self._joint.connected(self._replayed(self._gradient, [*tensors, *cts]), absent)
 
     def _replayed(self, replay: Replay, tensors: list[Tensor]) -> list[Any]:
         with self._lock:
@@ -56,13 +55,13 @@ class Body:
             return replay.results(tensors)
 
     def in_a_row(
-        self, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
+        self, others: Results, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
     ) -> tuple[int, list[Any]]:
         """See :meth:`Function.in_a_row`: how many calls were made, and the leaves of what the last returned.
 
         ``key`` and ``tensors``: of the first call.
         """
-        result = self._joint.forward.result
+        result, following = self._joint.forward.result, partial(self.results, others)
         leaves: list[Any] = []
         done = 0
         try:
@@ -71,15 +70,16 @@ class Body:
                 if done == 1 and signature((nest.rebuild(result, iter(leaves)), *beside(1)), {})[0] != key:
                     break
                 now = [x for x in (*leaves, *beside(done)) if type(x) is Tensor] if done else tensors
-                leaves = each(self.following, now)
+                leaves = each(following, now)
                 done += 1
         except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
             pass
         return done, leaves
 
     def gradients(
-        self, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
-    ) -> list[Tensor | None] | None:
+        self, others: Gradients, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each,
+        followed: Collection[int],
+    ) -> list[Tensor | None] | None:  # fmt: skip
         """See :meth:`Function.gradients`: for each of the ``tensors``."""
         joint = self._joint
         if any(b.node.index in followed for b in joint.outside):
@@ -91,7 +91,7 @@ class Body:
         given = [zeros_of(aval) if ct is None else ct for ct, aval in zip(weights, avals, strict=True)]
         absent = [i for i, ct in enumerate(weights) if ct is None]
         try:
-            gradients = each(partial(self.pulled, cts=given, absent=absent), tensors)
+            gradients = each(partial(self.pulled, others, given, absent), tensors)
         except (RelaidError, MislaidError):  # the call, made by itself, tells of it
             return None
         of = dict(zip(joint.sources, gradients, strict=True))

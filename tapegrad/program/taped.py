@@ -128,7 +128,7 @@ class TapedCall:
     ) -> tuple[int, Any]:
         """See :meth:`Function.in_a_row`; ``key`` and ``tensors``: of the first call."""
         body, joint = self.body(tensors), self._joint
-        done, leaves = (0, []) if body is None else body.in_a_row(count, each, beside, key, tensors)
+        done, leaves = (0, []) if body is None else body.in_a_row(self._following, count, each, beside, key, tensors)
         if not done:
             return 0, state
         for i in self._passed:
@@ -138,20 +138,26 @@ class TapedCall:
             self._tell(inputs, [leaves[i]._buffer for i in joint.weighed], (f, (), {}, tensors), [])
         return done, nest.rebuild(joint.forward.result, iter(leaves))
 
+    def gradients(
+        self, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
+    ) -> list[Tensor | None] | None:
+        """See :meth:`Function.gradients`: for each of the ``tensors``."""
+        body = self.body(tensors)
+        return None if body is None else body.gradients(self._pulled, tensors, cts, each, followed)
+
     def body(self, tensors: list[Tensor]) -> Body | None:
         """Return what replays it in loops; None if it reads anything but its arguments, or writes anything but results.
 
         The first time, its bits are compared with those of a call that is recorded.
         """
         if self._body is None and self._may_loop:
-            body = Body(self._joint, self._lock, self._following, self._pulled)
             try:
-                body.use(*self._programs())
+                body = Body(self._joint, self._lock, *self._programs())
                 with CPU.xp.errstate(all="ignore"):  # cotangents of 1 may overflow where those to come do not
                     leaves = self._following(tensors)
                     cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
                     wanted = [*leaves, *self._pulled(tensors, cts)]
-                    found = [*body.following(tensors), *body.pulled(tensors, cts)]
+                    found = [*body.results(self._following, tensors), *body.pulled(self._pulled, cts, (), tensors)]
                     self._may_loop = list(map(bits_of, found)) == list(map(bits_of, wanted))
             except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
                 return None
