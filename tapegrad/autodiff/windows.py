@@ -27,7 +27,7 @@ class Windows:
 
     def add(self, value: Tensor, index: tuple[Part, ...]) -> None:
         """Add to the elements at ``index``."""
-        fill([value._buffer])  # nothing that it is computed from shall be kept for it
+        fill([value._buffer])  # a lazy value would keep alive what it is computed from
         if not self._values or value._buffer is not self._values[-1]._buffer:  # a stencil's are all one value
             self._nbytes += value._buffer.node.aval.nbytes
         self._values.append(value)

@@ -20,33 +20,34 @@ from tapegrad.tensor import Tensor
 Each = Callable[[Callable[[list[Tensor]], Any], list[Tensor]], Any]
 """Makes a replay: ``each(f, tensors)`` is what ``f(tensors)`` returns."""
 Results = Callable[[list[Tensor]], list[Any]]
+"""The leaves of the result, for these arguments."""
 Gradients = Callable[..., list[Tensor | None]]
-"""The gradients of the sources, of the arguments, of cotangents, and of which of these are absent."""
-Beside = Callable[[int], "tuple[Tensor, ...]"]
-"""The tensors that a call takes beside the state, by its number."""
+"""The gradients of the sources, for arguments, cotangents, and the numbers of the cotangents that are absent."""
+Extras = Callable[[int], "tuple[Tensor, ...]"]
+"""The tensors that a call takes in addition to the state, by its number."""
 
 
 class Body:
     """A captured function that reads nothing but its arguments and writes nothing but its results.
 
-    ``function`` and ``gradient``: its programs; where there is none, those of a call that is recorded serve (``others``
-    below).  ``lock``: held by whoever uses their arena.
+    ``function`` and ``gradient``: its programs.  Where one is None, methods call their argument ``fallback``, which
+    runs the programs of a recorded call.  ``lock``: held by whoever uses their arena.
     """
 
     def __init__(self, joint: Joint, lock: Any, function: Replay | None, gradient: Replay | None) -> None:
         self._joint, self._lock = joint, lock
         self._function, self._gradient = function, gradient
 
-    def results(self, others: Results, tensors: list[Tensor]) -> list[Any]:
-        """The leaves of the result."""
-        return others(tensors) if self._function is None else self._replayed(self._function, tensors)
+    def results(self, fallback: Results, tensors: list[Tensor]) -> list[Any]:
+        """Return the leaves of the result."""
+        return fallback(tensors) if self._function is None else self._replayed(self._function, tensors)
 
     def pulled(
-        self, others: Gradients, cts: list[Tensor], absent: Collection[int], tensors: list[Tensor]
+        self, fallback: Gradients, cts: list[Tensor], absent: Collection[int], tensors: list[Tensor]
     ) -> list[Tensor | None]:
-        """The gradients of the sources."""
+        """Return the gradients of the sources."""
         if self._gradient is None:
-            return others(tensors, cts, absent)
+            return fallback(tensors, cts, absent)
         return self._joint.connected(self._replayed(self._gradient, [*tensors, *cts]), absent)
 
     def _replayed(self, replay: Replay, tensors: list[Tensor]) -> list[Any]:
@@ -55,13 +56,13 @@ class Body:
             return replay.results(tensors)
 
     def in_a_row(
-        self, others: Results, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
+        self, fallback: Results, count: int, each: Each, beside: Extras, key: Any, tensors: list[Tensor]
     ) -> tuple[int, list[Any]]:
         """See :meth:`Function.in_a_row`: how many calls were made, and the leaves of what the last returned.
 
         ``key`` and ``tensors``: of the first call.
         """
-        result, following = self._joint.forward.result, partial(self.results, others)
+        result, call = self._joint.forward.result, partial(self.results, fallback)
         leaves: list[Any] = []
         done = 0
         try:
@@ -70,14 +71,14 @@ class Body:
                 if done == 1 and signature((nest.rebuild(result, iter(leaves)), *beside(1)), {})[0] != key:
                     break
                 now = [x for x in (*leaves, *beside(done)) if type(x) is Tensor] if done else tensors
-                leaves = each(following, now)
+                leaves = each(call, now)
                 done += 1
         except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
             pass
         return done, leaves
 
     def gradients(
-        self, others: Gradients, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each,
+        self, fallback: Gradients, tensors: list[Tensor], cts: Sequence[Tensor | None], each: Each,
         followed: Collection[int],
     ) -> list[Tensor | None] | None:  # fmt: skip
         """See :meth:`Function.gradients`: for each of the ``tensors``."""
@@ -91,7 +92,7 @@ class Body:
         given = [zeros_of(aval) if ct is None else ct for ct, aval in zip(weights, avals, strict=True)]
         absent = [i for i, ct in enumerate(weights) if ct is None]
         try:
-            gradients = each(partial(self.pulled, others, given, absent), tensors)
+            gradients = each(partial(self.pulled, fallback, given, absent), tensors)
         except (RelaidError, MislaidError):  # the call, made by itself, tells of it
             return None
         of = dict(zip(joint.sources, gradients, strict=True))

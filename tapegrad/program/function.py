@@ -24,7 +24,7 @@ from tapegrad.memory.budget.budget import yielding
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.predict import Captured
 from tapegrad.program import arena
-from tapegrad.program.body import Beside, Each
+from tapegrad.program.body import Each, Extras
 from tapegrad.program.eager import difference, eager
 from tapegrad.program.entry import Entry, Stats
 from tapegrad.program.fit import Planner, bound_bytes
@@ -335,7 +335,7 @@ class Function(Generic[P, R]):
         return key, tensors, entry.call
 
     @locks.section
-    def in_a_row(self, state: Any, count: int, each: Each, beside: Beside) -> tuple[int, Any]:
+    def in_a_row(self, state: Any, count: int, each: Each, beside: Extras) -> tuple[int, Any]:
         """Up to ``count`` calls, each of what the one before it returned, and of ``beside(number)``.
 
         How many were made, and what the last returned: 0 unless it is known that all are replays of one program, which
@@ -499,7 +499,8 @@ def function(f: Any = None, *, budget: int | str | None = None, max_signatures: 
     Variables are read and written as ever, their values are live; so are learning rates, step counts and the streams
     of ``tg.random``.  What else ``f`` reads from its surroundings (closure variables, globals, defaults, attributes and
     elements) is guarded: where it has changed, ``f`` is captured anew, at most ``max_signatures`` times.  Effects of
-    Python (``print``, ``append``) happen while it runs eagerly and while it is captured, not in a replay.  Values
+    Python (``print``, ``append``) happen while it runs eagerly and while it is captured, not in a replay; a function
+    that keeps tensors which it computes (in a list, an attribute) runs eagerly on tapes.  Values
     written to variables come last, all or none.
 
     ``budget``: bytes, or a size such as ``"512MiB"``, for the arena of a program with the variables and constants that

@@ -72,8 +72,9 @@ class Replay:
     def _build_inside(self) -> None:
         """Have everything in the arena from now on: within a budget what lies outside might have to go at any time."""
         given = self._given
-        if given[2] is not None:
-            given[2].release()
+        *_, shared = given
+        if shared is not None:
+            shared.release()
         self.__dict__.clear()  # the arena goes before there is another
         self._given, self._fails = given, True
         self._build(inside=True)

@@ -25,7 +25,7 @@ from tapegrad.memory.checkpoint.rerun import Lookout
 from tapegrad.ops.create.creation import ones_like
 from tapegrad.ops.dispatch import stack
 from tapegrad.program import arena
-from tapegrad.program.body import Beside, Body, Each
+from tapegrad.program.body import Body, Each, Extras
 from tapegrad.program.capture import why_not
 from tapegrad.program.derivative import Joint, capture_joint
 from tapegrad.program.eager import difference
@@ -89,6 +89,7 @@ class TapedCall:
         self._passed = [i for i in joint.weighed if outputs[i].argument is not None]
         """The results that are arguments."""
         self._may_loop = joint.is_closed
+        """Whether loops may run programs of their own: it is closed, and no bit has differed."""
         self._body: Body | None = None
         self._lock = locks.lock()
 
@@ -113,29 +114,29 @@ class TapedCall:
             leaves[i] = Tensor(alias(leaves[i]._buffer))
         results = [leaves[i]._buffer for i in joint.weighed]
         self._forward.commit()
-        self._tell(tuple(inputs), results, (f, args, named, tensors), carried)
+        self._record(tuple(inputs), results, (f, args, named, tensors), carried)
         return nest.rebuild(joint.forward.result, iter(leaves))
 
-    def _tell(self, inputs: tuple[Buffer, ...], results: list[Buffer], call: Any, carried: list[Tensor]) -> None:
-        """Tell recorders of a call, or of several in a row."""
+    def _record(self, inputs: tuple[Buffer, ...], results: list[Buffer], call: Any, carried: list[Tensor]) -> None:
+        """Record a call, or several in a row, as one record."""
         if results:
             record = _Record(self, call, carried, [b.node.aval for b in results])
             for recorder in thread.recorders:
                 recorder.record_call(record, inputs, tuple(results))
 
     def in_a_row(
-        self, f: Callable[..., Any], state: Any, count: int, each: Each, beside: Beside, key: Any, tensors: list[Tensor]
+        self, f: Callable[..., Any], state: Any, count: int, each: Each, beside: Extras, key: Any, tensors: list[Tensor]
     ) -> tuple[int, Any]:
         """See :meth:`Function.in_a_row`; ``key`` and ``tensors``: of the first call."""
         body, joint = self.body(tensors), self._joint
-        done, leaves = (0, []) if body is None else body.in_a_row(self._following, count, each, beside, key, tensors)
+        done, leaves = (0, []) if body is None else body.in_a_row(self._results, count, each, beside, key, tensors)
         if not done:
             return 0, state
         for i in self._passed:
             leaves[i] = Tensor(alias(leaves[i]._buffer))
         if thread.recorders:
             inputs = tuple([tensors[i]._buffer for i in self._positions])
-            self._tell(inputs, [leaves[i]._buffer for i in joint.weighed], (f, (), {}, tensors), [])
+            self._record(inputs, [leaves[i]._buffer for i in joint.weighed], (f, (), {}, tensors), [])
         return done, nest.rebuild(joint.forward.result, iter(leaves))
 
     def gradients(
@@ -154,12 +155,12 @@ class TapedCall:
             try:
                 body = Body(self._joint, self._lock, *self._programs())
                 with CPU.xp.errstate(all="ignore"):  # cotangents of 1 may overflow where those to come do not
-                    leaves = self._following(tensors)
+                    leaves = self._results(tensors)
                     cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
-                    wanted = [*leaves, *self._pulled(tensors, cts)]
-                    found = [*body.results(self._following, tensors), *body.pulled(self._pulled, cts, (), tensors)]
-                    self._may_loop = list(map(bits_of, found)) == list(map(bits_of, wanted))
-            except (RelaidError, MislaidError):  # the next call, made by itself, tells of it
+                    expected = [*leaves, *self._pulled(tensors, cts)]
+                    results = [*body.results(self._results, tensors), *body.pulled(self._pulled, cts, (), tensors)]
+                    self._may_loop = list(map(bits_of, results)) == list(map(bits_of, expected))
+            except (RelaidError, MislaidError):  # the next call, which is recorded, reports it
                 return None
             if self._may_loop:
                 self._body = body
@@ -168,9 +169,9 @@ class TapedCall:
         return self._body
 
     def _programs(self) -> tuple[Replay | None, Replay | None]:
-        """The function alone and the gradient, for loops; None: on a GPU, or where the arena would be much larger.
+        """Return replays of the function alone and of the gradient, for loops; None for one that takes too much memory.
 
-        They share the backward's arena, which may grow by a half for the gradient.
+        They share the backward's arena, which may grow by a half for the gradient.  On a GPU both are None.
         """
         device = self._joint.forward.device
         if device.lazy:
@@ -191,7 +192,7 @@ class TapedCall:
         except OversizeError:
             return None, gradient
 
-    def _following(self, tensors: list[Tensor]) -> list[Any]:
+    def _results(self, tensors: list[Tensor]) -> list[Any]:
         return self._run(tensors, kept=False)[0]
 
     def _pulled(
@@ -283,6 +284,7 @@ class TapedCall:
     def _difference(
         self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor], watch: Lookout
     ) -> str | None:
+        """Return where forward or backward differ from an eager run in some bit; ``watch`` follows that run."""
         leaves, carried = self._run(tensors)
         cts = [ones_like(leaves[i]) for i in self._joint.weighed]
         told, mine = ([bits_of(x) for x in xs] for xs in (leaves, self.pull(carried, cts)))

@@ -781,6 +781,31 @@ def test_replays_in_a_loop_are_compared_without_floating_point_errors():
             assert np.isfinite(tape.gradient(y * np.float16(1e-3), x).numpy()).all()
 
 
+def test_a_captured_step_takes_no_more_memory_in_a_loop_than_recorded_steps_do():
+    """Many values are carried from its forward to its backward: one program of both would hold them in its arena."""
+
+    def carries_much(x):
+        for _ in range(6):
+            x = (tg.sin(x * 1.01) @ tg.cos(x)) * 0.01
+        return x
+
+    def peak(step):
+        x = tg.asarray(data(100, 100))
+        with tg.measure() as m, tg.GradientTape() as tape:
+            tape.watch(x)
+            tape.gradient(tg.sum(tg.checkpointed_loop(step, x, 12, snapshots=3)), x)
+        return m.peak_bytes
+
+    def third(step):
+        return [peak(step) for _ in range(3)][-1]
+
+    single = tg.function(carries_much)
+    made_one_by_one(single)
+    recorded = third(single)
+    single.release()
+    assert third(tg.function(carries_much)) <= recorded
+
+
 def test_the_arenas_of_a_loop_go_at_once_when_they_are_released():
     captured, before = tg.function(given_alone), live()
     looped(captured, data(90, 90))

@@ -264,7 +264,7 @@ class LoopCall(CheckpointedCall):
             here.cells = {cell: x for cell, old in cells.items() if (x := cell.get()) is not old}
 
     def _advance(self, walk: Walk, start: int, stop: int) -> None:
-        if not thread.recorders:  # nobody is to be told of replays
+        if not thread.recorders:  # replays need no watch then
             surroundings = self.setting.surroundings
             done, walk.here.state = during(self._owner.steps, walk.here.state, start, stop, _rerun, **surroundings)
             start += done
