@@ -373,7 +373,9 @@ class Manager(Account):
                 or self._give_way(over)
                 or collected()
             ):
-                raise self._infeasible(nbytes, names)
+                taken = self._taken()
+                if taken + nbytes > self.limit:  # another thread may have freed some since
+                    raise self._infeasible(nbytes, names, taken)
 
     def _taken(self) -> int:
         return LEDGER.taken() + kept_bytes()
@@ -434,12 +436,12 @@ class Manager(Account):
                 self._storages.candidates.refresh(recipe, graph)
         self._passed = []
 
-    def _infeasible(self, nbytes: int, names: Sequence[str]) -> BudgetError:
+    def _infeasible(self, nbytes: int, names: Sequence[str], held: int) -> BudgetError:
         graph = self._present()
         for kept in graph.kept() if graph is not None else ():
             if kept.buffer is not None and kept.buffer.array is not None:
                 LEDGER.labelled(kept.buffer.root(), "activation", "a tape")
-        return budget_error(nbytes, names, LEDGER.taken(), int(self.limit))
+        return budget_error(nbytes, names, held, int(self.limit))
 
     # Making values again ---------------------------------------------------------------------------------------
 
