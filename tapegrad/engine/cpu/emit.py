@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tapegrad.core import primitive
@@ -53,6 +54,11 @@ class Program:
     """Arrays without axes."""
     lasting: frozenset[int] = frozenset()
     """Which scratch values are reduced: they last until the tile's end."""
+
+    @cached_property
+    def is_call(self) -> bool:
+        """Whether it is one call of a ufunc: neither small tiles nor machine code make it faster."""
+        return len(self.steps) == 1 and not self.reductions and type(self.steps[0][0]).__name__ == "ufunc"
 
 
 _programs: dict[Any, Program] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
@@ -195,42 +195,63 @@ class Tiling(Work):
 
     def _machine_code(self, outputs: list[Array], temporaries: list[Array]) -> list[Run] | None:
         """For each worker the machine code that does the steps of a tile; None: there is none."""
-        program, cut = self._program, self._cut
-        arrays = [*self._leaves, *outputs]
-        if is_interpreted() or not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
+        program, arrays = self._program, [*self._leaves, *outputs]
+        if program.is_call or is_interpreted():
             return None
+        if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
+            return None
+        code = _code(program, self._cut, tuple([(x.shape, x.strides, x.dtype) for x in arrays]))
+        at, count = cxx.addresses(arrays), len(self._leaves)
+        if not code.ready or not set(at[:count]).isdisjoint(at[count:]):  # a tile could not be done again
+            return None
+        constants = cxx.addresses(program.constants)
+        return [code.run([*at, *cxx.addresses(rows), *constants]) for rows in self._scratch_in(temporaries)]
+
+    def text(self) -> str:
+        """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
+        return _text_of(self._program, self._cut, len(self._layouts))
+
+
+class Code:
+    """Machine code for the steps of a tile, for leaves and outputs that lie in one way."""
+
+    def __init__(self, program: Program, cut: Grid, lies: tuple[tuple[Shape, Shape, DType], ...]) -> None:
+        leaves, dtypes = lies[: len(lies) - program.outputs], tuple(dtype for _, _, dtype in lies)
         tile = (cut.chunk, *cut.shape[cut.axis + 1 :])
         reduced = {r.output for r in program.reductions}
         nowhere = (0,) * len(cut.shape)
-        along = [_strides(x, cut.shape) for x in self._leaves]
-        along += [nowhere if i in reduced else x.reshape(cut.shape).strides for i, x in enumerate(outputs)]
+        along = [_strides(shape, strides, cut.shape) for shape, strides, _ in leaves]
+        for i, dtype in enumerate(dtypes[len(leaves) :]):
+            along.append(nowhere if i in reduced else _contiguous(cut.shape, dtype.itemsize))
         inside = [strides[cut.axis :] for strides in along]
         for i, dtype in enumerate(program.scratch):
             inside.append(_contiguous(tile, dtype.itemsize) if i in program.lasting else nowhere[cut.axis :])
         inside += [nowhere[cut.axis :]] * len(program.constants)
-        nest = nest_of(tile, tuple(inside))
-        if nest is None:
-            return None
-        steps = _steps(program, nest.strides[-1][: len(arrays)], tuple(x.dtype for x in arrays))
-        at, count = cxx.addresses(arrays), len(self._leaves)
-        if not steps.ready or not set(at[:count]).isdisjoint(at[count:]):  # a tile could not be done again
-            return None
-        axes = list(zip(*along, strict=True))[: cut.axis + 1]
-        constants = cxx.addresses(program.constants)
-        return [
-            steps.run([*at, *cxx.addresses(rows), *constants], nest, axes) for rows in self._scratch_in(temporaries)
-        ]
+        self._nest = nest_of(tile, tuple(inside))
+        self._steps = None if self._nest is None else _steps(program, self._nest.strides[-1][: len(lies)], dtypes)
+        self._axes = list(zip(*along, strict=True))[: cut.axis + 1]
 
-    def text(self) -> str:
-        """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
-        return _text_of(self._program, self.shape, self._layouts, self._axes)
+    @property
+    def ready(self) -> bool:
+        """Whether there is any; see :attr:`Steps.ready`."""
+        return self._steps is not None and self._steps.ready
+
+    def run(self, addresses: Sequence[int]) -> Run:
+        """Return what does a tile, where leaves, outputs, scratch and constants are at these addresses."""
+        return self._on(addresses)
+
+    @cached_property
+    def _on(self) -> Callable[[Sequence[int]], Run]:
+        assert self._steps is not None and self._nest is not None
+        return self._steps.on(self._nest, self._axes)
 
 
-def _strides(x: Array, shape: Shape) -> Shape:
-    """The strides of a leaf along the axes of a loop over ``shape``, 0 where it is broadcast."""
-    if not x.ndim:
-        return (0,) * len(shape)
-    return tuple(0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
+_code = lru_cache(4096)(Code)
+
+
+def _strides(shape: Shape, strides: Shape, looped: Shape) -> Shape:
+    """Return the strides of a leaf along the axes of a loop over ``looped``, 0 where it is broadcast."""
+    return tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)) if shape else (0,) * len(looped)
 
 
 @lru_cache(4096)
@@ -264,8 +285,9 @@ def _frame(
     tile: int, count: int,
 ) -> _Frame:  # fmt: skip
     """Return the frame of a loop over ``shape``, in tiles of ``tile`` elements, on at most ``count`` threads."""
-    cut = tiles(program, shape, strided, axes, tile)
-    workers = min(count, cut.tasks) if _is_long(program, shape) else 1
+    count = count if _is_long(program, shape) else 1
+    cut = tiles(program, shape, strided, axes, prod(shape) if program.is_call and count == 1 else tile)
+    workers = min(count, cut.tasks)
     partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
     inner, rows = cut.shape[cut.axis + 1 :], _rows_at_once(program, cut)
     sizes = [cut.chunk if i in program.lasting else rows for i in range(len(program.scratch))]
@@ -291,14 +313,13 @@ def tiles(program: Program, shape: Shape, strided: bool, axes: tuple[int, ...], 
     return grid(shape if strided else (prod(shape),), min(tile, _most_elements(program)), axes)
 
 
-def _text_of(program: Program, shape: Shape, layouts: list[str], axes: tuple[int, ...]) -> str:
-    cut = tiles(program, shape, STRIDED in layouts, axes, _tile[0])
+def _text_of(program: Program, cut: Grid, leaves: int) -> str:
     inner, turns = cut.chunk * prod(cut.shape[cut.axis + 1 :]), prod(cut.shape[a] for a in cut.reduced)
     lines = [
         f"{cut.tasks * turns} tiles of at most {inner} elements, {len(program.scratch)} rows of scratch; "
         f"ufuncs in order: {', '.join(program.names)}"
     ]
-    counts = {"x": len(layouts), "y": program.outputs, "s": len(program.scratch)}
+    counts = {"x": leaves, "y": program.outputs, "s": len(program.scratch)}
     names = [f"{letter}{i}" for letter, count in counts.items() for i in range(count)]
     name = [*names, *(f"{x:.9g}" for x in program.constants)].__getitem__
     for label, (_, operands, result) in zip(program.labels, program.steps, strict=True):

@@ -10,7 +10,6 @@ import pytest
 import tapegrad as tg
 from tapegrad.engine import region
 from tapegrad.engine.cpu import tiles
-from tapegrad.engine.cpu.native.steps import Steps
 
 pytestmark = pytest.mark.usefixtures("machine_code")
 
@@ -127,13 +126,13 @@ def test_captured_formulas_need_no_call_of_python() -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows of the tiles that machine code has done."""
     rows: list[int] = []
-    run = Steps.run
+    run = tiles.Code.run
 
-    def counted(self: Steps, *args: Any) -> Any:
-        inner = run(self, *args)
+    def counted(self: tiles.Code, addresses: Any) -> Any:
+        inner = run(self, addresses)
         return lambda position, count: (rows.append(count), inner(position, count))[1]
 
-    monkeypatch.setattr(Steps, "run", counted)
+    monkeypatch.setattr(tiles.Code, "run", counted)
     return rows
 
 

@@ -34,7 +34,10 @@ CONTIGUOUS = "contiguous"
 _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 _MOST_LOOPS = 4
 Run = Callable[[Sequence[int], int], bool]
-"""Does the steps of a tile: of its first element's position along some axes, and of how many rows it has."""
+"""Does the steps of a tile: of its first element's position along some axes, and of how many rows it has.
+
+It returns False where an error was met that must be reported: the tile is to be done again by NumPy's calls.
+"""
 Step = tuple[Any, tuple[int, ...], int]
 """A function, the numbers of its operands, and that of its result."""
 
@@ -165,33 +168,41 @@ class Steps:
             words += [*loop[:3], flags, len(operands), *operands, *(stride[k] for k in operands)]
         self._record = _XP.array(words, _XP.int64)
 
-    def run(self, addresses: Sequence[int], nest: Nest, axes: Sequence[Sequence[int]]) -> Run:
-        """Return a function that does a tile: of its first element's position, and of how many rows it has.
+    def on(self, nest: Nest, axes: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], Run]:
+        """Return a function of the values' addresses that returns a :data:`Run`; their arrays the caller holds.
 
-        ``addresses``: of the values, which the caller holds.  ``axes``: the strides of leaves and outputs along each
-        axis of the position.  The function returns False where an error was met that must be reported: the tile is to
-        be done again by NumPy's calls.
+        ``axes``: the strides of leaves and outputs along each axis of a tile's position.
         """
         record: Any = self._record
-        count, depth = len(addresses), len(nest.sizes)
+        count, depth = len(self._dtypes), len(nest.sizes)
         # A loop's arguments: pointers, sizes (the innermost loop's first), strides, and the record of a nest.
         outermost = count + (depth > 1)
         sizes = (nest.sizes[-1], *nest.sizes[:-1])
         strides = [s for loop in (-1, *range(depth - 1)) for s in nest.strides[loop]]
         nested = [machine.sequence(), cxx.address(record), 0, count, depth]
-        first = _XP.array([*addresses, *sizes, *strides, *nested], _XP.int64)
-        ways = _XP.zeros((len(axes), len(first)), _XP.int64)
+        form = _XP.array([*[0] * count, *sizes, *strides, *nested], _XP.int64)
+        ways = _XP.zeros((len(axes), len(form)), _XP.int64)
         ways[:, : self._scratch] = axes
-        at = 8 * (len(first) - len(nested))
+        at = 8 * (len(form) - len(nested))
         call = function_at(machine.nest() if depth > 1 else machine.sequence())
         bits = machine.flag_bits()
 
-        def run(position: Sequence[int], rows: int) -> bool:
-            words = first + position @ ways
-            words[outermost] = rows * nest.rows
+        def of(addresses: Sequence[int]) -> Run:
+            first = form.copy()
+            first[:count] = addresses
+            words = form.copy()
             pointers = cxx.address(words)
             context = pointers + at if depth > 1 else cxx.address(record)
-            flags = call(context, pointers, pointers + 8 * count, pointers + 8 * (count + depth), None)
-            return not flags or not flags & sum(bits[kind] for kind in reported())
 
-        return run
+            def run(position: Sequence[int], rows: int) -> bool:
+                words[:] = first
+                for index, way in zip(position, ways, strict=True):
+                    if index:
+                        _XP.add(words, index * way, out=words)
+                words[outermost] = rows * nest.rows
+                flags = call(context, pointers, pointers + 8 * count, pointers + 8 * (count + depth), None)
+                return not flags or not flags & sum(bits[kind] for kind in reported())
+
+            return run
+
+        return of
