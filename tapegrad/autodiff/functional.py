@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 from tapegrad import nest
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.recording import Trace
-from tapegrad.autodiff.seeds import apart
+from tapegrad.autodiff.seeds import apart, ones_of
 from tapegrad.autodiff.sources import Argnums, Sources, parted
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, NoGradientError, NotATensorError, ShapeError
-from tapegrad.ops.create.creation import asarray, ones
+from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, cast
 from tapegrad.ops.shape.shape import broadcast_to
 from tapegrad.tensor import Tensor
@@ -64,8 +64,7 @@ def value_and_grad(f: Callable[P, R], argnums: Argnums = 0, has_aux: bool = Fals
 
 def slope(sources: Sources, trace: Trace, y: Tensor) -> Any:
     """The gradient of ``y``, which has one element and was recorded by ``trace``, in the structure of the sources."""
-    seed = ones(y.shape, dtype=y.dtype, device=y.device)
-    return sources.mirrored(trace.pull({y._buffer.node.index: seed}))
+    return sources.mirrored(trace.pull({y._buffer.node.index: ones_of(y)}))
 
 
 def grad(f: Callable[P, object], argnums: Argnums = 0, has_aux: bool = False) -> Callable[P, Any]:

@@ -11,7 +11,7 @@ from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, StructureError
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import asarray, ones
-from tapegrad.ops.dispatch import cast
+from tapegrad.ops.dispatch import cast, constant
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.shape.shape import broadcast_p, broadcast_to
 from tapegrad.tensor import Tensor, identity_of
@@ -51,7 +51,7 @@ def weights_of(tree: object, targets: list[Any], given: object) -> tuple[list[Te
     ``targets``: the leaves of ``tree``; those without one get ones.
     """
     if given is None:
-        return [_ones(t) for t in targets], [False] * len(targets)
+        return [ones_of(t) for t in targets], [False] * len(targets)
     given = nest.whole(given)
     weights = nest.flatten(given)
     if not any(nest.alike(x, y) for x in (given, [given]) for y in (targets, tree)):
@@ -66,7 +66,7 @@ def weights_of(tree: object, targets: list[Any], given: object) -> tuple[list[Te
 def _weight(i: int, target: Any, weight: TensorLike | None) -> Tensor:
     aval: ShapedArray = (target._cell.get() if isinstance(target, Variable) else target._buffer).node.aval
     if weight is None:
-        return _ones(target)
+        return ones_of(target)
     return fitted(f"output_gradients: number {i}", "its target", weight, aval)
 
 
@@ -97,8 +97,11 @@ def handles(role: str, tree: object) -> list[Any]:
     return leaves
 
 
-def _ones(x: Tensor) -> Tensor:
-    """Ones of the shape of ``x``, of which only one exists."""
-    shape = x.shape
-    one = ones((1,) * len(shape), dtype=x.dtype, device=x.device)
-    return one if one.shape == shape else barrier(broadcast_p, one, shape=shape)
+def ones_of(x: Tensor) -> Tensor:
+    """Return ones of the shape of ``x``, of which only one exists."""
+    shape, lazy = x.shape, x.device.lazy
+    if shape and lazy:  # a view needs an array, which a GPU's shared numbers are not
+        one = ones((1,) * len(shape), dtype=x.dtype, device=x.device)
+        return one if one.shape == shape else barrier(broadcast_p, one, shape=shape)
+    one = Tensor(constant(1, x.dtype, x.device))
+    return barrier(broadcast_p, one, shape=shape) if shape else one

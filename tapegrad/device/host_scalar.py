@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tapegrad.device.pressure import retried
+
 if TYPE_CHECKING:
     from tapegrad.device.base import Device
 
@@ -28,6 +30,12 @@ class HostScalar:
         self.device = device
 
     def on_device(self) -> Any:
-        """The number as a new 0-d array on the device; the array is not kept."""
+        """The number as a new 0-d array on the device; the array is not kept.  Raises DeviceMemoryError."""
+        try:
+            return self._uploaded()
+        except MemoryError as e:
+            return retried(e, self.device, f"a number of {self.dtype}", self.nbytes, self._uploaded)
+
+    def _uploaded(self) -> Any:
         with self.device.active():
             return self.device.xp.asarray(self.value)

@@ -186,6 +186,15 @@ def test_each_allocation_on_a_gpu(cuda: str, budget: bool) -> None:
     assert (through > raised) if budget else (through == 0 and raised > 5)
 
 
+def test_a_number_that_finds_no_room_on_a_gpu_says_so(cuda: str) -> None:
+    x = tg.asarray(2.0, device=cuda)
+    standin.configure(allocation_fails_at=1)
+    with pytest.raises(DeviceMemoryError, match="no room for a number of float32, 4 bytes"):
+        tg.reshape(x, (1, 1))
+    standin.configure(allocation_fails_at=None)
+    assert tg.reshape(x, (1, 1)).numpy() == [[2]]
+
+
 # Operations that raise ------------------------------------------------------------------------------------------------
 
 
