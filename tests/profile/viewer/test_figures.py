@@ -13,6 +13,8 @@ from tapegrad.profile.runs.model import CATEGORIES
 from tapegrad.profile.runs.timeline import alive, events, totals
 from tapegrad.sizes import format_bytes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", RUNS)
 def test_its_figures_are_the_runs(show: Any, name: str) -> None:

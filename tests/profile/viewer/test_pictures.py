@@ -12,6 +12,8 @@ from tapegrad.profile.runs.model import CATEGORIES, Run
 from tapegrad.profile.runs.timeline import events, totals
 from tapegrad.sizes import format_bytes
 
+pytestmark = pytest.mark.slow
+
 
 def test_hovering_a_rectangle_tells_of_its_allocation(show: Any) -> None:
     run = made_runs.training(steps=1, checkpointed=1)
