@@ -12,7 +12,6 @@ from tapegrad import nest
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import locks
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import shadowed
@@ -30,14 +29,12 @@ from tapegrad.program.capture import why_not
 from tapegrad.program.derivative import Joint, capture_joint
 from tapegrad.program.eager import difference
 from tapegrad.program.fit import Planner, bound_bytes
-from tapegrad.program.graphs import replay_of
-from tapegrad.program.memory import Arena, OversizeError, alignment, bits_of
-from tapegrad.program.program import Kind, Layouts
-from tapegrad.program.replay import MislaidError, RelaidError, Replay
+from tapegrad.program.memory import alignment, bits_of
+from tapegrad.program.program import Layouts
+from tapegrad.program.replay import MislaidError, RelaidError
+from tapegrad.program.replays import Replays
 from tapegrad.tensor import Tensor, alias
 
-_MOST_GROWTH = 1.5
-"""How much larger than the backward's an arena may be, so that loops have the gradient as one program."""
 _MARGIN = 0.005
 """How many bytes fewer, as a part, than the ratio says, where two arenas were too large."""
 
@@ -82,7 +79,7 @@ class TapedCall:
     def __init__(self, f: Callable[..., Any], joint: Joint) -> None:
         self.name = f"tg.function of {getattr(f, '__name__', type(f).__name__)}"
         self._joint = joint
-        self._bind()
+        self._replays = Replays(joint)
         self._positions = [s for s in joint.sources if isinstance(s, int)]
         self._variables = [s for s in joint.sources if not isinstance(s, int)]
         outputs = joint.forward.outputs
@@ -91,12 +88,6 @@ class TapedCall:
         self._may_loop = joint.is_closed
         """Whether loops may run programs of their own: it is closed, and no bit has differed."""
         self._body: Body | None = None
-        self._lock = locks.lock()
-
-    def _bind(self) -> None:
-        self._arena = Arena()
-        self._forward = replay_of(self._joint.forward)
-        self._backward = replay_of(self._joint.backward, shared=self._arena)
 
     def __call__(self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor]) -> Any:
         """The result of a replayed call, recorded."""
@@ -109,11 +100,11 @@ class TapedCall:
         kept = False
         for recorder in recorders:
             kept = kept or isinstance(recorder, Recording)  # a checkpoint's first run keeps no record
-        leaves, carried = self._run(tensors, kept)
+        leaves, carried = self._replays.run(tensors, kept)
         for i in self._passed:  # a tape follows the result as a value of its own
             leaves[i] = Tensor(alias(leaves[i]._buffer))
         results = [leaves[i]._buffer for i in joint.weighed]
-        self._forward.commit()
+        self._replays.forward.commit()
         self._record(tuple(inputs), results, (f, args, named, tensors), carried)
         return nest.rebuild(joint.forward.result, iter(leaves))
 
@@ -129,7 +120,7 @@ class TapedCall:
     ) -> tuple[int, Any]:
         """See :meth:`Function.in_a_row`; ``key`` and ``tensors``: of the first call."""
         body, joint = self.body(tensors), self._joint
-        done, leaves = (0, []) if body is None else body.in_a_row(self._results, count, each, beside, key, tensors)
+        done, leaves = (0, []) if body is None else body.in_a_row(count, each, beside, key, tensors)
         if not done:
             return 0, state
         for i in self._passed:
@@ -144,7 +135,7 @@ class TapedCall:
     ) -> list[Tensor | None] | None:
         """See :meth:`Function.gradients`: for each of the ``tensors``."""
         body = self.body(tensors)
-        return None if body is None else body.gradients(self._pulled, tensors, cts, each, followed)
+        return None if body is None else body.gradients(tensors, cts, each, followed)
 
     def body(self, tensors: list[Tensor]) -> Body | None:
         """Return what replays it in loops; None if it reads anything but its arguments, or writes anything but results.
@@ -152,53 +143,24 @@ class TapedCall:
         The first time, its bits are compared with those of a call that is recorded.
         """
         if self._body is None and self._may_loop:
+            replays = self._replays
             try:
-                body = Body(self._joint, self._lock, *self._programs())
                 with CPU.xp.errstate(all="ignore"):  # cotangents of 1 may overflow where those to come do not
-                    leaves = self._results(tensors)
+                    replays.extend()
+                    leaves, carried = replays.run(tensors)
                     cts = [unrecorded(ones_like, leaves[i]) for i in self._joint.weighed]
-                    expected = [*leaves, *self._pulled(tensors, cts)]
-                    results = [*body.results(self._results, tensors), *body.pulled(self._pulled, cts, (), tensors)]
+                    expected = [*leaves, *replays.pull(carried, cts)]
+                    results = [*replays.results(tensors), *replays.gradients(tensors, cts)]
                     self._may_loop = list(map(bits_of, results)) == list(map(bits_of, expected))
             except (RelaidError, MislaidError):  # the next call, which is recorded, reports it
+                replays.shrink()
                 return None
             if self._may_loop:
-                self._body = body
+                self._body = Body(replays)
             else:
+                replays.shrink()
                 warn(f"{self.name}: replays in a loop differ in some bit from a recorded call; loops record each step")
         return self._body
-
-    def _programs(self) -> tuple[Replay | None, Replay | None]:
-        """Return replays of the function alone and of the gradient, for loops; None for one that takes too much memory.
-
-        They share the backward's arena, which may grow by a half for the gradient.  On a GPU both are None.
-        """
-        device = self._joint.forward.device
-        if device.lazy:
-            return None, None
-        whole, align = self._joint.whole, alignment(device)
-        gradient = None
-        try:
-            gradient = replay_of(whole.gradient(align), shared=self._arena)
-        except OversizeError as e:
-            if e.nbytes <= _MOST_GROWTH * self._arena.nbytes:
-                larger = Arena()
-                gradient = replay_of(whole.gradient(align), shared=larger)
-                with self._lock:
-                    self._backward = replay_of(self._joint.backward, shared=larger)
-                    self._arena = larger
-        try:
-            return replay_of(whole.function(align), shared=self._arena), gradient
-        except OversizeError:
-            return None, gradient
-
-    def _results(self, tensors: list[Tensor]) -> list[Any]:
-        return self._run(tensors, kept=False)[0]
-
-    def _pulled(
-        self, tensors: list[Tensor], cts: Sequence[Tensor], absent: Collection[int] = ()
-    ) -> list[Tensor | None]:
-        return self.pull(self._run(tensors)[1], cts, absent)
 
     def loses(self, recorders: Sequence[Recorder]) -> str | None:
         """Why the record would have no gradient of something that a tape watches; None: it has all."""
@@ -212,35 +174,11 @@ class TapedCall:
                 return f"it reads {owner.name!r}, which is not trainable and which a tape watches"
         return None
 
-    def _run(self, tensors: list[Tensor], kept: bool = True) -> tuple[list[Any], list[Tensor]]:
-        """The leaves of the result, and what the backward is to take if the call is ``kept``."""
-        joint = self._joint
-        self._forward.run(tensors)
-        results = self._forward.results(tensors, None if kept else joint.count)
-        if not kept:
-            return results, []
-        leaves, made = results[: joint.count], iter(results[joint.count :])
-        carried: list[Tensor] = []
-        for kind, source in joint.carried:
-            if kind is Kind.ARGUMENT:
-                carried.append(tensors[source])
-            elif (
-                kind is Kind.MADE and source is not None
-            ):  # the record must not hold its own result, or nothing ends it
-                carried.append(leaves[source])
-                leaves[source] = Tensor(alias(leaves[source]._buffer))
-            else:
-                carried.append(Tensor(source.get()) if kind is Kind.VARIABLE else next(made))
-        return leaves, carried
-
     def pull(self, carried: list[Tensor], cts: Sequence[Tensor], absent: Collection[int] = ()) -> list[Tensor | None]:
         """Gradients of the sources; None where they depend on ``absent`` cotangents alone."""
-        given = [*carried, *cts]
         if MANAGER.limit != inf:
-            self._body = None  # its arena goes; loops within a budget have no use for it
-        with self._lock:
-            self._backward.run(given)
-            return self._joint.connected(self._backward.results(given), absent)
+            self._body = None  # loops within a budget have no use for it
+        return self._replays.pull(carried, cts, absent)
 
     def again(self, f: Any, args: Any, named: Any, tensors: list[Tensor], cts: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients that can be differentiated again: by running the function once more, operation by operation."""
@@ -285,17 +223,17 @@ class TapedCall:
         self, f: Callable[..., Any], args: Any, named: Any, tensors: list[Tensor], watch: Lookout
     ) -> str | None:
         """Return where forward or backward differ from an eager run in some bit; ``watch`` follows that run."""
-        leaves, carried = self._run(tensors)
+        leaves, carried = self._replays.run(tensors)
         cts = [ones_like(leaves[i]) for i in self._joint.weighed]
         told, mine = ([bits_of(x) for x in xs] for xs in (leaves, self.pull(carried, cts)))
         limited = MANAGER.limit != inf
         del leaves, carried
         if limited:  # the arenas go before the eager run takes its bytes
-            del self._forward, self._backward, self._arena
+            self._replays.unbind()
         with shadowed({}):
             wanted, grads = during(self._gradient, f, args, named, tensors, cts, watch, recorders=())
         if limited:
-            self._bind()
+            self._replays.bind()
         where = difference(told, wanted)
         if where is not None:
             return f"a replay differs from an eager run in {where}"
