@@ -8,10 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from tapegrad.device.float_errors import reported
 from tapegrad.engine.cpu.native import objects
 
 HOW = "pip install 'tapegrad[native]'"
@@ -117,18 +118,30 @@ def version() -> str:
     return "" if llvm is None else ".".join(map(str, llvm.llvm_version_info))
 
 
+@cache
 def is_x86() -> bool:
     """Whether this is an x86-64, whose error flags lie in MXCSR; else it is an AArch64 with FPSR."""
     return platform.machine().lower() in _X86
 
 
-def flag_bits() -> dict[str, int]:
+@cache
+def flag_bits() -> Mapping[str, int]:
     """Return the bit of each of NumPy's floating-point errors in the register of flags."""
     return (
         {"invalid": 1, "divide": 4, "over": 8, "under": 16}
         if is_x86()
         else {"invalid": 1, "divide": 2, "over": 4, "under": 8}
     )
+
+
+def counted_flags() -> int:
+    """Return the bits of the errors that this thread does not ignore."""
+    return _joined(tuple(reported()))
+
+
+@cache
+def _joined(kinds: tuple[str, ...]) -> int:
+    return sum(flag_bits()[kind] for kind in kinds)
 
 
 @cache

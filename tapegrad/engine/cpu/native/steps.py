@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU, cxx
-from tapegrad.device.float_errors import reported
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
@@ -185,7 +184,6 @@ class Steps:
         ways[:, : self._scratch] = axes
         at = 8 * (len(form) - len(nested))
         call = function_at(machine.nest() if depth > 1 else machine.sequence())
-        bits = machine.flag_bits()
 
         def of(addresses: Sequence[int]) -> Run:
             first = form.copy()
@@ -201,7 +199,7 @@ class Steps:
                         _XP.add(words, index * way, out=words)
                 words[outermost] = rows * nest.rows
                 flags = call(context, pointers, pointers + 8 * count, pointers + 8 * (count + depth), None)
-                return not flags or not flags & sum(bits[kind] for kind in reported())
+                return not flags or not flags & machine.counted_flags()
 
             return run
 

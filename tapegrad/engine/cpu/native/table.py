@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU, cxx
-from tapegrad.device.float_errors import report, reported
+from tapegrad.device.float_errors import report
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.boxes import Part, Run, runs
@@ -101,10 +101,14 @@ class _Rows:
     def take_offsets(self) -> None:
         """Take the offsets as they are now."""
         self._offsets = self._source.offsets.take(self._index)
+        self._is_bound = False
 
-    def bind(self, bases: Array) -> None:
-        """Let pointers be offsets from ``bases``."""
-        _XP.add(self._offsets, bases.take(self._bases), out=self._pointers)
+    def bind(self, arrays: Sequence[Array]) -> None:
+        """Let pointers be offsets from where ``arrays`` begin, or addresses."""
+        if arrays or not self._is_bound:
+            bases = _XP.array([0, *map(cxx.address, arrays)], _XP.int64)
+            _XP.add(self._offsets, bases.take(self._bases), out=self._pointers)
+            self._is_bound = not arrays
 
 
 class Table:
@@ -248,7 +252,7 @@ class Table:
             self._changed = False
         kernels_serve = fused and self.failures < _MOST_FAILURES
         self._now = (self._fused if kernels_serve else None) or self._single
-        self._now.bind(_XP.array([0, *map(cxx.address, arrays)], _XP.int64))
+        self._now.bind(arrays)
         return self._now is self._fused
 
     def run(self, stretch: int) -> None:
@@ -257,13 +261,12 @@ class Table:
         Raises FlaggedError, and reports nothing, where one has occurred while kernels serve.
         """
         rows: Any = self._now
-        bits = machine.flag_bits()
         first, last = rows.stretches[stretch]
-        mask = sum(bits[kind] for kind in reported())
+        mask = machine.counted_flags()
         while first < last:
             first, flags = divmod(self._run(rows.address, first, last, mask), 64)
             if flags:
                 if rows is self._fused:
                     raise FlaggedError
-                report(rows.names[first], [kind for kind, bit in bits.items() if flags & bit])
+                report(rows.names[first], [kind for kind, bit in machine.flag_bits().items() if flags & bit])
                 first += 1
