@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.buffer import Buffer
+from tapegrad.core.node import leaf
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, StructureError
 from tapegrad.ops.apply import barrier
 from tapegrad.ops.create.creation import asarray, ones
-from tapegrad.ops.dispatch import cast, constant
+from tapegrad.ops.dispatch import cast
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.ops.shape.shape import broadcast_p, broadcast_to
 from tapegrad.tensor import Tensor, identity_of
@@ -100,8 +102,8 @@ def handles(role: str, tree: object) -> list[Any]:
 def ones_of(x: Tensor) -> Tensor:
     """Return ones of the shape of ``x``, of which only one exists."""
     shape, lazy = x.shape, x.device.lazy
-    if shape and lazy:  # a view needs an array, which a GPU's shared numbers are not
+    if shape and lazy:  # a view needs an array, which a number as an argument of kernels is not
         one = ones((1,) * len(shape), dtype=x.dtype, device=x.device)
         return one if one.shape == shape else barrier(broadcast_p, one, shape=shape)
-    one = Tensor(constant(1, x.dtype, x.device))
+    one = Tensor(Buffer(x.device.constant(1, x.dtype), leaf(shaped((), x.dtype, x.device))))
     return barrier(broadcast_p, one, shape=shape) if shape else one

@@ -340,6 +340,47 @@ def test_gradients_have_shape_and_dtype_of_their_sources() -> None:
     same([ga, gb], [np.float32([9.0, 9.0]), np.array([[3.0], [3.0]])])
 
 
+def test_a_gradient_that_is_the_cotangent_of_its_target_is_a_value_of_its_own() -> None:
+    def of_product(x: tg.Tensor) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            y = x * 1
+        return tape.gradient(y, x)
+
+    @tg.custom_gradient
+    def passes(x: Any) -> Any:
+        return x * 1.0, lambda ct: [ct, found.append(of_product(ct))][0]
+
+    found = [of_product(tg.grad(lambda x: x)(tg.asarray(2.0)))]
+    x = tg.asarray(3.0)
+    with tg.GradientTape() as tape:
+        tape.watch(x)
+        y = passes(x + 0)
+    found.append(of_product(tape.gradient(y, x)))
+    same(found, [1.0, 1.0, 1.0])
+
+
+def test_what_a_function_returns_for_numbers_is_no_number_that_others_read() -> None:
+    calls = [(1.0,), (1.0, 1.0), (2.0, 2.0), (1.0, ()), (True, 1.0, 2.0), (1.0, tg.asarray(1.0))]
+    count = 0
+    for module in (tg, tg.nn.functional, tg.special, tg.linalg):
+        for name in sorted(n for n in dir(module) if not n.startswith(("_", "set_", "explain", "while_loop"))):
+            f = getattr(module, name)
+            for args in calls if callable(f) and not isinstance(f, type) else ():
+                try:
+                    y = f(*args)
+                except Exception:  # it is not for numbers
+                    continue
+                if not isinstance(y, tg.Tensor) or y.dtype.kind not in "fc":
+                    continue
+                with tg.GradientTape() as tape:
+                    tape.watch(y)
+                    others = [tg.ones((), y.dtype) * number for number in (1, 1.0, 2.0, 0, 0.5)]
+                assert tape.gradient(others, y) is None, (name, args)
+                count += 1
+    assert count > 300
+
+
 def test_work_that_no_source_needs_is_not_done() -> None:
     asked = []
 

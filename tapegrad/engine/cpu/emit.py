@@ -57,7 +57,7 @@ class Program:
 
     @cached_property
     def is_call(self) -> bool:
-        """Whether it is one call of a ufunc: neither small tiles nor machine code make it faster."""
+        """Whether it is one call of a ufunc: neither more tiles than workers nor machine code make it faster."""
         return len(self.steps) == 1 and not self.reductions and type(self.steps[0][0]).__name__ == "ufunc"
 
 

@@ -286,7 +286,7 @@ def _frame(
 ) -> _Frame:  # fmt: skip
     """Return the frame of a loop over ``shape``, in tiles of ``tile`` elements, on at most ``count`` threads."""
     count = count if _is_long(program, shape) else 1
-    cut = tiles(program, shape, strided, axes, prod(shape) if program.is_call and count == 1 else tile)
+    cut = tiles(program, shape, strided, axes, -(-prod(shape) // count) if program.is_call else tile)
     workers = min(count, cut.tasks)
     partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
     inner, rows = cut.shape[cut.axis + 1 :], _rows_at_once(program, cut)

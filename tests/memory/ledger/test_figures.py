@@ -397,8 +397,8 @@ def test_peak_of_a_residual_mlp_of_64_blocks_to_the_byte(batch: int, width: int,
     #   results of tanh's rule: 1 - t * t and its product with the cotangent;               2 a + t * t while it lasts
     #     lazy arrays: the product alone, the rest stays in scratch                         1 a
     #   the gradient of w2                                                                  1 w
-    #   the loss (the cotangent that it begins with is a shared constant)                   1 scalar
-    peak = (blocks - 1) * a + 1 * a + 2 * a + (temporaries - 1) * a + w + 1 * scalar
+    #   the loss, and the cotangent it begins with                                          2 scalars
+    peak = (blocks - 1) * a + 1 * a + 2 * a + (temporaries - 1) * a + w + 2 * scalar
     assert m.peak_bytes - base == peak
     assert left == 2 * blocks * w
     assert m.reruns == blocks
