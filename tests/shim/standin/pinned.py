@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,17 @@ class PinnedMemory:
             if memory.shim:  # kernels may touch it, too
                 memory.shim.register(self.ptr, size)
             state.log("pin", host=((self.ptr, size),))
+            weakref.finalize(self, _unpin, self.ptr, size).atexit = False
 
     def __int__(self) -> int:
         return self.ptr
 
-    def __del__(self):
-        if self.ptr:
-            state.pinned.bytes -= self.size
-            if memory.shim:
-                memory.shim.unregister(self.ptr)
-            state.log("unpin", host=((self.ptr, self.size),))
+
+def _unpin(ptr: int, size: int) -> None:
+    state.pinned.bytes -= size
+    if memory.shim:
+        memory.shim.unregister(ptr)
+    state.log("unpin", host=((ptr, size),))
 
 
 def PinnedMemoryPointer(mem: PinnedMemory, offset: int) -> Any:
