@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tapegrad import nest
-from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.buffer import Buffer
-from tapegrad.core.node import leaf
+from tapegrad.core.aval import ShapedArray
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, GradientError, NotATensorError, ShapeError, StructureError
 from tapegrad.ops.apply import barrier
@@ -100,10 +98,7 @@ def handles(role: str, tree: object) -> list[Any]:
 
 
 def ones_of(x: Tensor) -> Tensor:
-    """Return ones of the shape of ``x``, of which only one exists."""
-    shape, lazy = x.shape, x.device.lazy
-    if shape and lazy:  # a view needs an array, which a number as an argument of kernels is not
-        one = ones((1,) * len(shape), dtype=x.dtype, device=x.device)
-        return one if one.shape == shape else barrier(broadcast_p, one, shape=shape)
-    one = Tensor(Buffer(x.device.constant(1, x.dtype), leaf(shaped((), x.dtype, x.device))))
-    return barrier(broadcast_p, one, shape=shape) if shape else one
+    """Return ones of the shape of ``x``, backed by a single element."""
+    shape = x.shape
+    one = ones((1,) * len(shape), dtype=x.dtype, device=x.device)
+    return one if one.shape == shape else barrier(broadcast_p, one, shape=shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from math import prod
+from operator import index
 from typing import Any, SupportsIndex
 
 from tapegrad.core import locks
@@ -49,10 +50,11 @@ _lock = locks.lock()
 
 
 def shaped(shape: Iterable[int], dtype: object, device: object) -> ShapedArray:
-    """The interned aval of ``shape``, ``dtype`` (a dtype object) and ``device``."""
+    """The interned aval of ``shape``, ``dtype`` (a dtype object) and ``device``.  Raises TypeError for fractions."""
     key = (tuple(shape), dtype, device)
     found = _known.get(key)
     if found is None:
+        key = (tuple(map(index, key[0])), dtype, device)  # 2.0 equals 2, and whoever asks for 2 would get it, too
         with _lock:
             found = _known.get(key)
             if found is None:

@@ -1,4 +1,4 @@
-"""The replays of one signature on a tape: forward and backward, and those that loops have besides.
+"""The replays of one signature on a tape: forward and backward, and the additional programs for loops.
 
 A loop has the function alone, which carries nothing to a backward, and the gradient, in which forward and backward are
 one, so that only values that the gradient reads are computed, and none is carried.
@@ -25,7 +25,7 @@ _MOST_GROWTH = 1.5
 
 
 class Replays:
-    """Forward and backward, bound to memory; the backward shares its arena with what loops have besides."""
+    """Forward and backward, bound to memory; the backward shares its arena with the additional programs for loops."""
 
     def __init__(self, joint: Joint) -> None:
         self.joint = joint

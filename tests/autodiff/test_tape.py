@@ -360,6 +360,22 @@ def test_a_gradient_that_is_the_cotangent_of_its_target_is_a_value_of_its_own() 
     same(found, [1.0, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (4,)])
+def test_each_call_of_a_captured_gradient_gives_a_value_of_its_own(shape: tuple[int, ...]) -> None:
+    def of_itself(x: Any) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+        return tape.gradient(x, x)
+
+    captured, x = tg.function(of_itself), tg.ones(shape)
+    captured(x), captured(x)
+    first, second = captured(x), captured(x)
+    with tg.GradientTape() as tape:
+        tape.watch(first)
+        y = second * 3
+    assert tape.gradient(y, first) is None
+
+
 def test_what_a_function_returns_for_numbers_is_no_number_that_others_read() -> None:
     calls = [(1.0,), (1.0, 1.0), (2.0, 2.0), (1.0, ()), (True, 1.0, 2.0), (1.0, tg.asarray(1.0))]
     count = 0

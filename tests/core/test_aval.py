@@ -17,6 +17,13 @@ def test_avals_are_interned():
     assert not a.with_dtype(np.dtype("int64")).smooth
 
 
+def test_lengths_are_integers_of_python():
+    with pytest.raises(TypeError):
+        shaped((7.0, 3), F32, CPU)
+    aval = shaped((np.int64(7), 3), F32, CPU)
+    assert [type(n) for n in aval.shape] == [int, int] and aval is shaped((7, 3), F32, CPU)
+
+
 @pytest.mark.parametrize("shapes", [[(2, 3), (3,)], [(2, 1), (1, 3)], [(), (4,)], [(0, 3), (1, 3)], [(5,)], []])
 def test_broadcasting_is_numpys(shapes):
     assert broadcast_shapes("f", *shapes) == np.broadcast_shapes(*shapes)

@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -784,3 +785,29 @@ def test_the_account_in_force_is_the_same_afterwards():
     for _ in range(3):
         f(tg.asarray(1.0))
     assert account.current is before
+
+
+@pytest.mark.parametrize("counts", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("limit", ["none", "1GB"])
+@pytest.mark.parametrize("native", [True, False])
+def test_the_number_of_threads_may_change_between_a_call_and_its_gradient(counts, limit, native, monkeypatch):
+    if not native:
+        monkeypatch.setenv("TAPEGRAD_NATIVE", "0")
+    x = tg.asarray(np.full(2**21, 0.5, np.float32))
+    functions = (lambda x: x * 3, lambda x: tg.sqrt(x) * tg.exp(x) + x, tg.gelu)
+    before = tg.get_num_threads()
+    try:
+        for f in functions:
+            found = []
+            for g in (f, tg.function(f)):
+                tg.set_num_threads(counts[0])
+                for _ in range(3):
+                    with tg.GradientTape() as tape:
+                        tape.watch(x)
+                        y = g(x)
+                tg.set_num_threads(counts[1])
+                with nullcontext() if limit == "none" else tg.memory_budget(limit):
+                    found.append(tape.gradient(y, x, output_gradients=x).numpy(copy=True))
+            assert found[0].tobytes() == found[1].tobytes()
+    finally:
+        tg.set_num_threads(before)

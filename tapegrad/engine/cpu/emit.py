@@ -56,8 +56,8 @@ class Program:
     """Which scratch values are reduced: they last until the tile's end."""
 
     @cached_property
-    def is_call(self) -> bool:
-        """Whether it is one call of a ufunc: neither more tiles than workers nor machine code make it faster."""
+    def is_single_ufunc(self) -> bool:
+        """Whether it is one call of a ufunc, which NumPy makes as fast on the whole as any other code in tiles."""
         return len(self.steps) == 1 and not self.reductions and type(self.steps[0][0]).__name__ == "ufunc"
 
 

@@ -32,7 +32,7 @@ _tile = [TILE]
 
 
 def set_tile_size(elements: int) -> None:
-    """Elements per tile of regions without reductions; changes no result."""
+    """Elements per tile of regions without reductions, but for single ufuncs on one thread; changes no result."""
     _tile[0] = max(1, int(elements))
 
 
@@ -128,10 +128,14 @@ class Tiling(Work):
         writes: list[tuple[Shape, DType]],
         axes: tuple[int, ...],
         device: Device,
+        frame: _Frame | None = None,
     ) -> None:
+        """``frame``: of tiles and workers; None: for the present size of tiles and number of threads."""
         self._program, self.shape, self._layouts, self._axes = program, shape, layouts, axes
         self.device, self.names, self.reads, self.writes = device, program.names, leaves, writes
-        frame = _frame(program, shape, STRIDED in layouts, tuple(writes), axes, _tile[0], threads.get_num_threads())
+        if frame is None:
+            frame = _frame(program, shape, STRIDED in layouts, tuple(writes), axes, _tile[0], threads.get_num_threads())
+        self._frame = frame
         self._cut, self._workers, self._partials, self.temporaries, self.scratch_bytes = frame
         looped = frame.cut.shape
         self._leaves = [
@@ -159,9 +163,10 @@ class Tiling(Work):
         return calls
 
     def _on(self, reads: Sequence[Array]) -> Tiling:
-        """The same work on other arrays, which lie as its own do."""
+        """The same work on other arrays, which lie as its own do, in the same tiles and by as many workers."""
         return Tiling(
-            self._program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device
+            self._program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device,
+            self._frame,
         )  # fmt: skip
 
     def _run_on(self, reads: list[Array], outputs: list[Array], temporaries: list[Array]) -> None:
@@ -196,7 +201,7 @@ class Tiling(Work):
     def _machine_code(self, outputs: list[Array], temporaries: list[Array]) -> list[Run] | None:
         """For each worker the machine code that does the steps of a tile; None: there is none."""
         program, arrays = self._program, [*self._leaves, *outputs]
-        if program.is_call or is_interpreted():
+        if program.is_single_ufunc or is_interpreted():
             return None
         if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
             return None
@@ -205,15 +210,15 @@ class Tiling(Work):
         if not code.ready or not set(at[:count]).isdisjoint(at[count:]):  # a tile could not be done again
             return None
         constants = cxx.addresses(program.constants)
-        return [code.run([*at, *cxx.addresses(rows), *constants]) for rows in self._scratch_in(temporaries)]
+        return [code.bound_to([*at, *cxx.addresses(rows), *constants]) for rows in self._scratch_in(temporaries)]
 
     def text(self) -> str:
         """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""
         return _text_of(self._program, self._cut, len(self._layouts))
 
 
-class Code:
-    """Machine code for the steps of a tile, for leaves and outputs that lie in one way."""
+class TileCode:
+    """Machine code for the steps of a tile, for leaves and outputs of one memory layout."""
 
     def __init__(self, program: Program, cut: Grid, lies: tuple[tuple[Shape, Shape, DType], ...]) -> None:
         leaves, dtypes = lies[: len(lies) - program.outputs], tuple(dtype for _, _, dtype in lies)
@@ -233,20 +238,20 @@ class Code:
 
     @property
     def ready(self) -> bool:
-        """Whether there is any; see :attr:`Steps.ready`."""
+        """Whether machine code is available; see :attr:`Steps.ready`."""
         return self._steps is not None and self._steps.ready
 
-    def run(self, addresses: Sequence[int]) -> Run:
+    def bound_to(self, addresses: Sequence[int]) -> Run:
         """Return what does a tile, where leaves, outputs, scratch and constants are at these addresses."""
-        return self._on(addresses)
+        return self._bind(addresses)
 
     @cached_property
-    def _on(self) -> Callable[[Sequence[int]], Run]:
+    def _bind(self) -> Callable[[Sequence[int]], Run]:
         assert self._steps is not None and self._nest is not None
-        return self._steps.on(self._nest, self._axes)
+        return self._steps.binder(self._nest, self._axes)
 
 
-_code = lru_cache(4096)(Code)
+_code = lru_cache(4096)(TileCode)
 
 
 def _strides(shape: Shape, strides: Shape, looped: Shape) -> Shape:
@@ -286,7 +291,7 @@ def _frame(
 ) -> _Frame:  # fmt: skip
     """Return the frame of a loop over ``shape``, in tiles of ``tile`` elements, on at most ``count`` threads."""
     count = count if _is_long(program, shape) else 1
-    cut = tiles(program, shape, strided, axes, -(-prod(shape) // count) if program.is_call else tile)
+    cut = tiles(program, shape, strided, axes, prod(shape) if program.is_single_ufunc and count == 1 else tile)
     workers = min(count, cut.tasks)
     partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
     inner, rows = cut.shape[cut.axis + 1 :], _rows_at_once(program, cut)

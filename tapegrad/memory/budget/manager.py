@@ -436,12 +436,12 @@ class Manager(Account):
                 self._storages.candidates.refresh(recipe, graph)
         self._passed = []
 
-    def _infeasible(self, nbytes: int, names: Sequence[str], held: int) -> BudgetError:
+    def _infeasible(self, nbytes: int, names: Sequence[str], taken: int) -> BudgetError:
         graph = self._present()
         for kept in graph.kept() if graph is not None else ():
             if kept.buffer is not None and kept.buffer.array is not None:
                 LEDGER.labelled(kept.buffer.root(), "activation", "a tape")
-        return budget_error(nbytes, names, held, int(self.limit))
+        return budget_error(nbytes, names, taken, int(self.limit))
 
     # Making values again ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from tapegrad.core.aval import Shape, normalize_axis
 from tapegrad.errors import AxisError, ShapeError
 from tapegrad.ops.dispatch import barrier, cast, tensor
@@ -27,7 +29,7 @@ def diagonal(a: TensorLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> 
 
     It becomes the last axis.  The gradient goes back to the diagonal.  Raises AxisError, ShapeError for one dimension.
     """
-    a = tensor("diagonal", a)
+    a, offset = tensor("diagonal", a), index(offset)
     if a.ndim < 2:
         raise ShapeError(f"diagonal: needs two dimensions or more, got shape {a.shape}")
     one, other = normalize_axis("diagonal", axis1, a.ndim), normalize_axis("diagonal", axis2, a.ndim)
@@ -52,7 +54,7 @@ def diag_embed(input: TensorLike, offset: int = 0, dim1: int = -2, dim2: int = -
 
     dim1, dim2: the axes of the result that the matrices lie along.  Raises AxisError.
     """
-    x = tensor("diag_embed", input)
+    x, offset = tensor("diag_embed", input), index(offset)
     if not x.ndim:
         raise ShapeError("diag_embed: needs one dimension or more, got a scalar")
     one, other = normalize_axis("diag_embed", dim1, x.ndim + 1), normalize_axis("diag_embed", dim2, x.ndim + 1)
@@ -60,8 +62,8 @@ def diag_embed(input: TensorLike, offset: int = 0, dim1: int = -2, dim2: int = -
         raise AxisError(f"diag_embed: dim1={dim1} and dim2={dim2} are one dimension")
     *lead, n = x.shape
     side = n + abs(offset)
-    index = (*whole(lead), _steps(side, side, offset))
-    flat = barrier(unslice_p, x, shape=(*lead, side * side), index=index)
+    places = (*whole(lead), _steps(side, side, offset))
+    flat = barrier(unslice_p, x, shape=(*lead, side * side), index=places)
     return moveaxis(reshape(flat, (*lead, side, side)), (-2, -1), (one, other))
 
 

@@ -126,13 +126,13 @@ def test_captured_formulas_need_no_call_of_python() -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows of the tiles that machine code has done."""
     rows: list[int] = []
-    run = tiles.Code.run
+    bound_to = tiles.TileCode.bound_to
 
-    def counted(self: tiles.Code, addresses: Any) -> Any:
-        inner = run(self, addresses)
+    def counted(self: tiles.TileCode, addresses: Any) -> Any:
+        inner = bound_to(self, addresses)
         return lambda position, count: (rows.append(count), inner(position, count))[1]
 
-    monkeypatch.setattr(tiles.Code, "run", counted)
+    monkeypatch.setattr(tiles.TileCode, "bound_to", counted)
     return rows
 
 

@@ -23,10 +23,10 @@ class PinnedMemory:
         if size > 0:
             self.ptr = self._storage.ctypes.data
             state.pinned.bytes += size
+            weakref.finalize(self, _unpin, self.ptr, size).atexit = False
             if memory.shim:  # kernels may touch it, too
                 memory.shim.register(self.ptr, size)
             state.log("pin", host=((self.ptr, size),))
-            weakref.finalize(self, _unpin, self.ptr, size).atexit = False
 
     def __int__(self) -> int:
         return self.ptr

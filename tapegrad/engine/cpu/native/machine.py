@@ -134,13 +134,13 @@ def flag_bits() -> Mapping[str, int]:
     )
 
 
-def counted_flags() -> int:
+def reported_mask() -> int:
     """Return the bits of the errors that this thread does not ignore."""
-    return _joined(tuple(reported()))
+    return _mask_of(tuple(reported()))
 
 
 @cache
-def _joined(kinds: tuple[str, ...]) -> int:
+def _mask_of(kinds: tuple[str, ...]) -> int:
     return sum(flag_bits()[kind] for kind in kinds)
 
 

@@ -167,7 +167,7 @@ class Steps:
             words += [*loop[:3], flags, len(operands), *operands, *(stride[k] for k in operands)]
         self._record = _XP.array(words, _XP.int64)
 
-    def on(self, nest: Nest, axes: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], Run]:
+    def binder(self, nest: Nest, axes: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], Run]:
         """Return a function of the values' addresses that returns a :data:`Run`; their arrays the caller holds.
 
         ``axes``: the strides of leaves and outputs along each axis of a tile's position.
@@ -179,28 +179,29 @@ class Steps:
         sizes = (nest.sizes[-1], *nest.sizes[:-1])
         strides = [s for loop in (-1, *range(depth - 1)) for s in nest.strides[loop]]
         nested = [machine.sequence(), cxx.address(record), 0, count, depth]
-        form = _XP.array([*[0] * count, *sizes, *strides, *nested], _XP.int64)
-        ways = _XP.zeros((len(axes), len(form)), _XP.int64)
+        template = _XP.array([*[0] * count, *sizes, *strides, *nested], _XP.int64)
+        ways = _XP.zeros((len(axes), len(template)), _XP.int64)
         ways[:, : self._scratch] = axes
-        at = 8 * (len(form) - len(nested))
+        at = 8 * (len(template) - len(nested))
         call = function_at(machine.nest() if depth > 1 else machine.sequence())
 
-        def of(addresses: Sequence[int]) -> Run:
-            first = form.copy()
+        def bind(addresses: Sequence[int]) -> Run:
+            first = template.copy()
             first[:count] = addresses
-            words = form.copy()
+            words = template.copy()
             pointers = cxx.address(words)
             context = pointers + at if depth > 1 else cxx.address(record)
 
-            def run(position: Sequence[int], rows: int) -> bool:
+            def run(position: Sequence[int], rows: int, record: Any = record) -> bool:
+                """``record``: held here, since the call takes its address."""
                 words[:] = first
                 for index, way in zip(position, ways, strict=True):
                     if index:
                         _XP.add(words, index * way, out=words)
                 words[outermost] = rows * nest.rows
                 flags = call(context, pointers, pointers + 8 * count, pointers + 8 * (count + depth), None)
-                return not flags or not flags & machine.counted_flags()
+                return not flags or not flags & machine.reported_mask()
 
             return run
 
-        return of
+        return bind

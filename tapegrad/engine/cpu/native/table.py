@@ -101,14 +101,14 @@ class _Rows:
     def take_offsets(self) -> None:
         """Take the offsets as they are now."""
         self._offsets = self._source.offsets.take(self._index)
-        self._is_bound = False
+        self._is_fixed = False
 
     def bind(self, arrays: Sequence[Array]) -> None:
-        """Let pointers be offsets from where ``arrays`` begin, or addresses."""
-        if arrays or not self._is_bound:
+        """Let pointers be offsets from where ``arrays`` begin; without arrays they are absolute, and bound once."""
+        if arrays or not self._is_fixed:
             bases = _XP.array([0, *map(cxx.address, arrays)], _XP.int64)
             _XP.add(self._offsets, bases.take(self._bases), out=self._pointers)
-            self._is_bound = not arrays
+            self._is_fixed = not arrays
 
 
 class Table:
@@ -262,7 +262,7 @@ class Table:
         """
         rows: Any = self._now
         first, last = rows.stretches[stretch]
-        mask = machine.counted_flags()
+        mask = machine.reported_mask()
         while first < last:
             first, flags = divmod(self._run(rows.address, first, last, mask), 64)
             if flags:
