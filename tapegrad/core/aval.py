@@ -50,11 +50,11 @@ _lock = locks.lock()
 
 
 def shaped(shape: Iterable[int], dtype: object, device: object) -> ShapedArray:
-    """The interned aval of ``shape``, ``dtype`` (a dtype object) and ``device``.  Raises TypeError for fractions."""
+    """Return the interned aval of ``shape``, ``dtype`` (a dtype object), ``device``.  Raises TypeError for floats."""
     key = (tuple(shape), dtype, device)
     found = _known.get(key)
     if found is None:
-        key = (tuple(map(index, key[0])), dtype, device)  # 2.0 equals 2, and whoever asks for 2 would get it, too
+        key = (tuple(map(index, key[0])), dtype, device)  # 2.0 == 2: a later lookup of 2 would find it
         with _lock:
             found = _known.get(key)
             if found is None:

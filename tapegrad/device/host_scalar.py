@@ -30,7 +30,7 @@ class HostScalar:
         self.device = device
 
     def on_device(self) -> Any:
-        """The number as a new 0-d array on the device; the array is not kept.  Raises DeviceMemoryError."""
+        """Return the number as a new 0-d array on the device, without caching it.  Raises DeviceMemoryError."""
         try:
             return self._uploaded()
         except MemoryError as e:

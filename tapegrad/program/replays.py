@@ -41,7 +41,7 @@ class Replays:
         self._gradient: Replay | None = None
 
     def unbind(self) -> None:
-        """Let the arenas go, until :meth:`bind`."""
+        """Free the arenas, until :meth:`bind`."""
         del self._arena, self.forward, self._backward, self._function, self._gradient
 
     def extend(self) -> None:
@@ -66,11 +66,11 @@ class Replays:
                 self._function = replay_of(whole.function(align), shared=self._arena)
 
     def shrink(self) -> None:
-        """Let go of the function alone and of the gradient."""
+        """Drop the function alone and the gradient."""
         self._function = self._gradient = None
 
     def run(self, tensors: list[Tensor], kept: bool = True) -> tuple[list[Any], list[Tensor]]:
-        """Return the leaves of the result, and what the backward is to take if the call is ``kept``."""
+        """Return the leaves of the result, and if the call is ``kept`` the values that the backward program reads."""
         joint = self.joint
         self.forward.run(tensors)
         results = self.forward.results(tensors, None if kept else joint.count)
@@ -95,21 +95,21 @@ class Replays:
         return self.joint.connected(self._replayed(self._backward, [*carried, *cts]), absent)
 
     def results(self, tensors: list[Tensor]) -> list[Any]:
-        """Return the leaves of the result, for a call that nobody records."""
+        """Return the leaves of the result of a call without a record."""
         function = self._function
         return self.run(tensors, kept=False)[0] if function is None else self._replayed(function, tensors)
 
     def gradients(
         self, tensors: list[Tensor], cts: Sequence[Tensor], absent: Collection[int] = ()
     ) -> list[Tensor | None]:
-        """Return gradients of the sources, of a call that is made for them alone."""
+        """Return gradients of the sources, recomputing the call."""
         gradient = self._gradient
         if gradient is None:
             return self.pull(self.run(tensors)[1], cts, absent)
         return self.joint.connected(self._replayed(gradient, [*tensors, *cts]), absent)
 
     def _replayed(self, replay: Replay, tensors: list[Tensor]) -> list[Any]:
-        """Return what a replay in the shared arena gives."""
+        """Run a replay in the shared arena, and return its results."""
         with self._lock:
             replay.run(tensors)
             return replay.results(tensors)

@@ -349,15 +349,15 @@ def test_a_gradient_that_is_the_cotangent_of_its_target_is_a_value_of_its_own() 
 
     @tg.custom_gradient
     def passes(x: Any) -> Any:
-        return x * 1.0, lambda ct: [ct, found.append(of_product(ct))][0]
+        return x * 1.0, lambda ct: [ct, slopes.append(of_product(ct))][0]
 
-    found = [of_product(tg.grad(lambda x: x)(tg.asarray(2.0)))]
+    slopes = [of_product(tg.grad(lambda x: x)(tg.asarray(2.0)))]
     x = tg.asarray(3.0)
     with tg.GradientTape() as tape:
         tape.watch(x)
         y = passes(x + 0)
-    found.append(of_product(tape.gradient(y, x)))
-    same(found, [1.0, 1.0, 1.0])
+    slopes.append(of_product(tape.gradient(y, x)))
+    same(slopes, [1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,)])

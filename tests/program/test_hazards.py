@@ -798,7 +798,7 @@ def test_the_number_of_threads_may_change_between_a_call_and_its_gradient(counts
     before = tg.get_num_threads()
     try:
         for f in functions:
-            found = []
+            gradients = []
             for g in (f, tg.function(f)):
                 tg.set_num_threads(counts[0])
                 for _ in range(3):
@@ -807,7 +807,7 @@ def test_the_number_of_threads_may_change_between_a_call_and_its_gradient(counts
                         y = g(x)
                 tg.set_num_threads(counts[1])
                 with nullcontext() if limit == "none" else tg.memory_budget(limit):
-                    found.append(tape.gradient(y, x, output_gradients=x).numpy(copy=True))
-            assert found[0].tobytes() == found[1].tobytes()
+                    gradients.append(tape.gradient(y, x, output_gradients=x).numpy(copy=True))
+            assert gradients[0].tobytes() == gradients[1].tobytes()
     finally:
         tg.set_num_threads(before)

@@ -57,7 +57,7 @@ class Program:
 
     @cached_property
     def is_single_ufunc(self) -> bool:
-        """Whether it is one call of a ufunc, which NumPy makes as fast on the whole as any other code in tiles."""
+        """Whether the program is one call of a ufunc, which neither tiling nor machine code makes faster."""
         return len(self.steps) == 1 and not self.reductions and type(self.steps[0][0]).__name__ == "ufunc"
 
 

@@ -130,7 +130,7 @@ class Tiling(Work):
         device: Device,
         frame: _Frame | None = None,
     ) -> None:
-        """``frame``: of tiles and workers; None: for the present size of tiles and number of threads."""
+        """``frame``: tiles and workers; None: those of the current tile size and number of threads."""
         self._program, self.shape, self._layouts, self._axes = program, shape, layouts, axes
         self.device, self.names, self.reads, self.writes = device, program.names, leaves, writes
         if frame is None:
@@ -163,7 +163,7 @@ class Tiling(Work):
         return calls
 
     def _on(self, reads: Sequence[Array]) -> Tiling:
-        """The same work on other arrays, which lie as its own do, in the same tiles and by as many workers."""
+        """Return the same work on other arrays of the same layouts, with the same tiles and workers."""
         return Tiling(
             self._program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device,
             self._frame,
@@ -220,8 +220,8 @@ class Tiling(Work):
 class TileCode:
     """Machine code for the steps of a tile, for leaves and outputs of one memory layout."""
 
-    def __init__(self, program: Program, cut: Grid, lies: tuple[tuple[Shape, Shape, DType], ...]) -> None:
-        leaves, dtypes = lies[: len(lies) - program.outputs], tuple(dtype for _, _, dtype in lies)
+    def __init__(self, program: Program, cut: Grid, layouts: tuple[tuple[Shape, Shape, DType], ...]) -> None:
+        leaves, dtypes = layouts[: len(layouts) - program.outputs], tuple(dtype for _, _, dtype in layouts)
         tile = (cut.chunk, *cut.shape[cut.axis + 1 :])
         reduced = {r.output for r in program.reductions}
         nowhere = (0,) * len(cut.shape)
@@ -233,7 +233,7 @@ class TileCode:
             inside.append(_contiguous(tile, dtype.itemsize) if i in program.lasting else nowhere[cut.axis :])
         inside += [nowhere[cut.axis :]] * len(program.constants)
         self._nest = nest_of(tile, tuple(inside))
-        self._steps = None if self._nest is None else _steps(program, self._nest.strides[-1][: len(lies)], dtypes)
+        self._steps = None if self._nest is None else _steps(program, self._nest.strides[-1][: len(layouts)], dtypes)
         self._axes = list(zip(*along, strict=True))[: cut.axis + 1]
 
     @property
@@ -242,7 +242,7 @@ class TileCode:
         return self._steps is not None and self._steps.ready
 
     def bound_to(self, addresses: Sequence[int]) -> Run:
-        """Return what does a tile, where leaves, outputs, scratch and constants are at these addresses."""
+        """Return the function that runs one tile, for leaves, outputs, scratch and constants at ``addresses``."""
         return self._bind(addresses)
 
     @cached_property

@@ -33,9 +33,9 @@ CONTIGUOUS = "contiguous"
 _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 _MOST_LOOPS = 4
 Run = Callable[[Sequence[int], int], bool]
-"""Does the steps of a tile: of its first element's position along some axes, and of how many rows it has.
+"""Runs the steps of one tile, given the position of its first element along some axes, and its number of rows.
 
-It returns False where an error was met that must be reported: the tile is to be done again by NumPy's calls.
+Returns False for a floating-point error that must be reported: NumPy's calls then recompute the tile.
 """
 Step = tuple[Any, tuple[int, ...], int]
 """A function, the numbers of its operands, and that of its result."""
@@ -168,7 +168,7 @@ class Steps:
         self._record = _XP.array(words, _XP.int64)
 
     def binder(self, nest: Nest, axes: Sequence[Sequence[int]]) -> Callable[[Sequence[int]], Run]:
-        """Return a function of the values' addresses that returns a :data:`Run`; their arrays the caller holds.
+        """Return a function from the values' addresses to a :data:`Run`; the caller keeps their arrays alive.
 
         ``axes``: the strides of leaves and outputs along each axis of a tile's position.
         """
@@ -193,7 +193,7 @@ class Steps:
             context = pointers + at if depth > 1 else cxx.address(record)
 
             def run(position: Sequence[int], rows: int, record: Any = record) -> bool:
-                """``record``: held here, since the call takes its address."""
+                """``record``: referenced here, since the machine code has only its address."""
                 words[:] = first
                 for index, way in zip(position, ways, strict=True):
                     if index:

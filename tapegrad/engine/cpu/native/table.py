@@ -104,7 +104,7 @@ class _Rows:
         self._is_fixed = False
 
     def bind(self, arrays: Sequence[Array]) -> None:
-        """Let pointers be offsets from where ``arrays`` begin; without arrays they are absolute, and bound once."""
+        """Set pointers to offsets from the addresses of ``arrays``; without arrays they are absolute, and set once."""
         if arrays or not self._is_fixed:
             bases = _XP.array([0, *map(cxx.address, arrays)], _XP.int64)
             _XP.add(self._offsets, bases.take(self._bases), out=self._pointers)
