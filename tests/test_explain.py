@@ -15,19 +15,27 @@ from inside import is_lazy
 import tapegrad as tg
 from tapegrad.engine.cpu import tiles
 from tapegrad.engine.cpu.tiles import Tiling
+from tapegrad.engine.make import Application
+from tapegrad.engine.work import Work
 from tapegrad.tensor import materialize
 
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the programs that run on the CPU."""
-    run, texts = Tiling.run, list[str]()
+    texts = list[str]()
 
-    def noting(work: Tiling, outputs: list[Any], temporaries: list[Any]) -> list[Any]:
-        texts.append(work.text())
-        return run(work, outputs, temporaries)
+    def note(kind: type[Work]) -> None:
+        run = kind.run
 
-    monkeypatch.setattr(Tiling, "run", noting)
+        def noting(work: Any, outputs: list[Any], temporaries: list[Any]) -> list[Any]:
+            texts.append(work.text())
+            return run(work, outputs, temporaries)
+
+        monkeypatch.setattr(kind, "run", noting)
+
+    note(Tiling)
+    note(Application)
     return texts
 
 

@@ -13,12 +13,13 @@ from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.live import LiveInt
 from tapegrad.core.primitive import Elementwise, Opaque, Primitive, Reduction, View
-from tapegrad.device import Device, dtypes, phantom
+from tapegrad.device import Device, dtypes, phantom, threads
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array, Params
 from tapegrad.engine import region
 from tapegrad.engine.cpu import emit
-from tapegrad.engine.cpu.tiles import Tiling, layout
+from tapegrad.engine.cpu.emit import STRIDED
+from tapegrad.engine.cpu.tiles import Tiling, is_long, layout
 from tapegrad.engine.cuda.launch import Launch
 from tapegrad.engine.work import Call, Lies, Work, nbytes_of
 
@@ -51,12 +52,28 @@ def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
         return Kernel(needed, targets, shape, Launch(needed, targets, shape, axes, device))
     leaves = [b.array for b in needed.leaves]
     layouts = [layout(x, shape) for x in leaves]
+    single = _single_ufunc(needed, layouts)
+    if single is not None:
+        return Kernel(needed, targets, shape, single)
     writes: list[Lies] = []
     for b, (_, reduced) in zip(targets, loops, strict=True):
         kept = shape if reduced is None else tuple(1 if i in reduced else n for i, n in enumerate(shape))
         writes.append((kept, b.node.aval.dtype))
     program = emit.program(needed, layouts, targets, device.xp)
     return Kernel(needed, targets, shape, Tiling(program, shape, leaves, layouts, writes, axes or (), device))
+
+
+def _single_ufunc(needed: region.Region, layouts: list[str]) -> Application | None:
+    """The call of NumPy's function that is all of a region, if neither tiles nor threads would make it faster."""
+    b, *more = needed.order
+    prim = b.node.prim
+    if more or not isinstance(prim, Elementwise) or prim.ufunc is None:
+        return None
+    if is_long(b.node.aval.size) and threads.get_num_threads() > 1:
+        return None
+    if not prim.exact and STRIDED in layouts:  # a program copies such an operand
+        return None
+    return Application(prim, [k.array for k in b.keeps], b.node.params, b.node.aval)
 
 
 class Application(Work):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from tapegrad.core import primitive
@@ -54,11 +53,6 @@ class Program:
     """Arrays without axes."""
     lasting: frozenset[int] = frozenset()
     """Which scratch values are reduced: they last until the tile's end."""
-
-    @cached_property
-    def is_single_ufunc(self) -> bool:
-        """Whether the program is one call of a ufunc, which neither tiling nor machine code makes faster."""
-        return len(self.steps) == 1 and not self.reductions and type(self.steps[0][0]).__name__ == "ufunc"
 
 
 _programs: dict[Any, Program] = {}

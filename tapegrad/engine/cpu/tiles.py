@@ -32,7 +32,7 @@ _tile = [TILE]
 
 
 def set_tile_size(elements: int) -> None:
-    """Elements per tile of regions without reductions, but for single ufuncs on one thread; changes no result."""
+    """Elements per tile of regions without reductions; changes no result."""
     _tile[0] = max(1, int(elements))
 
 
@@ -201,7 +201,7 @@ class Tiling(Work):
     def _machine_code(self, outputs: list[Array], temporaries: list[Array]) -> list[Run] | None:
         """For each worker the machine code that does the steps of a tile; None: there is none."""
         program, arrays = self._program, [*self._leaves, *outputs]
-        if program.is_single_ufunc or is_interpreted():
+        if is_interpreted():
             return None
         if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
             return None
@@ -290,8 +290,8 @@ def _frame(
     tile: int, count: int,
 ) -> _Frame:  # fmt: skip
     """Return the frame of a loop over ``shape``, in tiles of ``tile`` elements, on at most ``count`` threads."""
-    count = count if _is_long(program, shape) else 1
-    cut = tiles(program, shape, strided, axes, prod(shape) if program.is_single_ufunc and count == 1 else tile)
+    count = count if is_long(prod(shape) * (len(program.steps) + len(program.reductions))) else 1
+    cut = tiles(program, shape, strided, axes, tile)
     workers = min(count, cut.tasks)
     partials = [_partial(cut, r.dtype, *writes[r.output], axes) for r in program.reductions]
     inner, rows = cut.shape[cut.axis + 1 :], _rows_at_once(program, cut)
@@ -345,9 +345,9 @@ def _finish(program: Program, cut: Grid, partials: list[Array], outputs: list[Ar
                 ufunc.reduce(partial, axis=cut.axis, out=out, keepdims=True, dtype=r.dtype)
 
 
-def _is_long(program: Program, shape: Shape) -> bool:
-    """Whether the work is worth waking threads, which takes some 0.1 ms; so many steps on elements take about 0.15."""
-    return prod(shape) * (len(program.steps) + len(program.reductions)) >= 2**20
+def is_long(operations: int) -> bool:
+    """Whether so many operations on elements are worth waking threads: 0.1 ms for some 0.15 ms of work."""
+    return operations >= 2**20
 
 
 def _partial(
