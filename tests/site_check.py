@@ -55,7 +55,7 @@ def main(folder: Path) -> list[str]:
         page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         seen = {}
         for name in pages:
-            page.goto(address + name, wait_until="networkidle")
+            page.goto(address + name)  # until everything it names is loaded
             seen[address + name] = page.evaluate(LOOK)
         faults = [f"console: {text}" for text in said] + judged(seen, address, folder)
         faults += [
