@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import EllipsisType
 from typing import Any
 
@@ -190,9 +190,23 @@ def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: in
     return stretch(ct, axis, starts[i], xs_aval[i].shape[axis])
 
 
+_MOST_COPIES = 8
+"""Operands that a replay copies one by one; a single call of more takes less time where it is not machine code."""
+
+
+def _calls_of_concat(xp: Namespace, *xs: Array, axis: int, out: Array) -> list[Any]:
+    if len(xs) > _MOST_COPIES:
+        return [(partial(xp.concatenate, axis=axis, out=out), (xs,))]
+    ends = itertools.accumulate([x.shape[axis] for x in xs], initial=0)
+    before = (slice(None),) * axis
+    parts = [out[(*before, slice(start, end))] for start, end in itertools.pairwise(ends)]
+    return [(xp.copyto, (part, x)) for part, x in zip(parts, xs, strict=True) if x.size]
+
+
 concat_p = linear(
     "concat",
     impl=lambda xp, *xs, axis, out: xp.concatenate(xs, axis=axis, out=out),
+    calls=_calls_of_concat,
     infer=_infer_concat,
     transpose=_pull_concat,
     variadic=True,

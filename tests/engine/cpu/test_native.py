@@ -169,6 +169,8 @@ def test_a_run_goes_on_after_a_reported_error() -> None:
         into(np.add, [np.zeros(0), np.zeros(0)], np.zeros(0)),
         (np.copyto, (np.zeros(4), np.zeros(4, "f4"))),
         (np.add.reduce, (np.zeros((3, 4)), (0,), np.dtype("f8"), np.zeros((1, 4)), True)),
+        (np.add.reduce, (np.zeros((3, 4)), (), np.dtype("f8"), np.zeros((3, 4)), True)),
+        (np.add.reduce, (np.zeros((4, 3)).T, (1,), np.dtype("f8"), np.zeros(3), False)),
         (np.add.reduce, (np.zeros(4, "f4"), (0,), np.dtype("f8"), np.zeros(1), True)),
     ],
 )
@@ -196,15 +198,24 @@ def test_copies_fill_places_of_every_layout(dtype: str, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("shape", [(1,), (5,), (3, 43), (203, 100), (2, 3, 4)])
-def test_sums_have_numpys_bits(dtype: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((), ()), ((1,), (0,)), ((5,), (0,)), ((3, 43), (0, 1)), ((203, 100), (0, 1)), ((2, 3, 4), (0, 1, 2)),
+        ((3, 43), (1,)), ((203, 100), (1,)), ((5, 1), (1,)), ((1, 7), (1,)), ((2, 3, 4), (2,)), ((2, 3, 4), (2, 1)),
+        ((3, 20_011), (1,)), ((4001, 3), (1,)),
+    ],
+)  # fmt: skip
+def test_sums_have_numpys_bits(dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> None:
     for x in (np.random.default_rng(0).normal(size=shape).astype(dtype), np.full(shape, -0.0, dtype)):
-        out = np.ones((1,) * len(shape), dtype)
-        done = ran([(np.add.reduce, (x, tuple(range(len(shape))), np.dtype(dtype), out, True))])
+        expected = np.add.reduce(np.asarray(x), axes, keepdims=keepdims)
+        out = np.ones(expected.shape, dtype)
+        done = ran([(np.add.reduce, (np.asarray(x), axes, np.dtype(dtype), out, keepdims))])
         if not done and NUMPY < (2, 3):
             pytest.skip("this NumPy adds long arrays by parts: its own call stays")
         assert done
-        assert out.tobytes() == np.add.reduce(x, tuple(range(len(shape)))).tobytes()
+        assert out.tobytes() == expected.tobytes()
 
 
 def test_a_result_over_a_part_of_an_operand_stays_numpys() -> None:

@@ -53,21 +53,20 @@ def entry_on(arrays: tuple[Array, ...], name: str, exact: bool, loop: Loop, sile
 
 
 def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
-    """The sum of all elements of an array without gaps as an entry."""
+    """The sums of an array without gaps over its last axes, or over all, as an entry."""
     if not all(type(a) in _ARRAYS and a.flags.aligned and a.flags.c_contiguous for a in (x, out)):
         return None
-    if (
-        out.size != 1
-        or not x.size
-        or type(axes) is not tuple
-        or len(axes) != x.ndim
-        or not x.dtype == out.dtype == dtype
-    ):
+    if type(axes) is not tuple or not x.size or not x.dtype == out.dtype == dtype:
+        return None
+    if sorted(axes) != [*range(x.ndim - len(axes), x.ndim)] or (x.ndim and not axes):
         return None
     loop = sum_of(x.dtype)
     if loop is None or _overlaps((x, out), (_span(x), _span(out))):
         return None
-    return Entry("reduce", False, loop, (x, out), (x.size,), ((x.itemsize,), (0,)), (_span(x), _span(out)))
+    rows, item = out.size, x.itemsize
+    size = x.size // rows
+    shape, strides = ((size,), ((item,), (0,))) if rows == 1 else ((rows, size), ((size * item, item), (item, 0)))
+    return Entry("reduce", False, loop, (x, out), shape, strides, (_span(x), _span(out)))
 
 
 Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
