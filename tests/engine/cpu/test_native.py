@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
+from tapegrad.device.numerics.selecting import select
 from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Lifetime, groups
 from tapegrad.engine.cpu.native.table import Table
@@ -168,7 +169,8 @@ def test_a_run_goes_on_after_a_reported_error() -> None:
         into(np.power, [np.ones(4, int), np.ones(4, int)], np.ones(4, int)),
         into(np.add, [np.zeros(0), np.zeros(0)], np.zeros(0)),
         (np.copyto, (np.zeros(4), np.zeros(4, "f4"))),
-        (np.add.reduce, (np.zeros((3, 4)), (0,), np.dtype("f8"), np.zeros((1, 4)), True)),
+        (np.add.reduce, (np.zeros((2, 3, 4)), (1,), np.dtype("f8"), np.zeros((2, 4)), False)),
+        (np.add.reduce, (np.zeros((2, 3, 4)), (0, 2), np.dtype("f8"), np.zeros(3), False)),
         (np.add.reduce, (np.zeros((3, 4)), (), np.dtype("f8"), np.zeros((3, 4)), True)),
         (np.add.reduce, (np.zeros((4, 3)).T, (1,), np.dtype("f8"), np.zeros(3), False)),
         (np.add.reduce, (np.zeros(4, "f4"), (0,), np.dtype("f8"), np.zeros(1), True)),
@@ -197,6 +199,27 @@ def test_copies_fill_places_of_every_layout(dtype: str, fused: bool) -> None:
     assert whole.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["?", "i2", "i8", "f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_selections_take_elements_of_every_layout_as_they_are(dtype: str, fused: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(0, 256, (4, 5 * np.dtype(dtype).itemsize), "u1") for _ in range(2))
+    x, y = (x & 1, y & 1) if dtype == "?" else (x, y)  # else NaNs of all kinds are among them
+    x, y = x.view(dtype), y.view(dtype)
+    held = rng.integers(0, 2, (4, 5)).astype(bool)
+    operands = [
+        (held, x, y),
+        (held[0], x, y[:, :1]),
+        (held, x[0, 0], y),
+        (held, np.zeros((), dtype), y),
+        (held.T, x.T, y.T),
+    ]
+    results = [np.empty(np.broadcast_shapes(*(a.shape for a in one)), dtype) for one in operands]
+    assert ran([(select, (np, out, *map(np.asarray, one))) for out, one in zip(results, operands, strict=True)], fused)
+    for out, (condition, one, other) in zip(results, operands, strict=True):
+        assert out.tobytes() == np.where(condition, one, other).tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize(
@@ -204,7 +227,9 @@ def test_copies_fill_places_of_every_layout(dtype: str, fused: bool) -> None:
     [
         ((), ()), ((1,), (0,)), ((5,), (0,)), ((3, 43), (0, 1)), ((203, 100), (0, 1)), ((2, 3, 4), (0, 1, 2)),
         ((3, 43), (1,)), ((203, 100), (1,)), ((5, 1), (1,)), ((1, 7), (1,)), ((2, 3, 4), (2,)), ((2, 3, 4), (2, 1)),
-        ((3, 20_011), (1,)), ((4001, 3), (1,)),
+        ((3, 20_011), (1,)), ((4001, 3), (1,)), ((3, 43), (0,)), ((203, 100), (0,)), ((9, 1), (0,)), ((1, 7), (0,)),
+        ((9, 2), (0,)), ((2, 3, 4), (0,)), ((2, 3, 4), (1, 0)), ((7, 1, 5), (0, 1)), ((7, 1, 5), (1, 2)),
+        ((3, 20_011), (0,)), ((4001, 3), (0,)), ((4, 1, 1), (0,)),
     ],
 )  # fmt: skip
 def test_sums_have_numpys_bits(dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool) -> None:
@@ -441,6 +466,7 @@ if "old" in sys.argv:
     import llvmlite.binding
     llvmlite.binding.llvm_version_info = (15, 0, 7)
 import numpy as np, tapegrad as tg
+from tapegrad.device.numerics.selecting import select
 from tapegrad.engine.cpu.native import machine
 @tg.function
 def f(x):

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from tapegrad.device import CPU, cxx
+from tapegrad.device.numerics.selecting import select
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.group import Entry
-from tapegrad.engine.cpu.native.loops import Loop, copy_of, loop_of, merged, sum_of
+from tapegrad.engine.cpu.native.loops import MOVES, Loop, columns_of, loop_of, merged, sum_of
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Call, Silenced
 
@@ -28,45 +29,53 @@ def entry_of(call: Call) -> Entry | None:
     silenced = type(f) is Silenced
     if silenced:
         f = f.ufunc
+    name = getattr(f, "__name__", "")
     if f is _XP.copyto and len(arrays) == 2:
         arrays = arrays[::-1]
-    elif getattr(f, "__name__", "") == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
+    elif f is select:
+        name, (_, out, *reads) = "where", arrays
+        arrays = *reads, out
+    elif name == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
         return _sum(*arrays)
     elif type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
         return None
     if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays) or not arrays[-1].size:
         return None
     dtypes = tuple(x.dtype for x in arrays)
-    loop = copy_of(dtypes) if f is _XP.copyto else loop_of(f, dtypes)
+    loop = MOVES[name](dtypes) if name in MOVES else loop_of(f, dtypes)
     if loop is None:
         return None
-    return entry_on(tuple(arrays), f.__name__, is_exact(f.__name__, dtypes), loop, silenced)
+    return entry_on(tuple(arrays), name, is_exact(name, dtypes), loop, silenced)
 
 
 def entry_on(arrays: tuple[Array, ...], name: str, exact: bool, loop: Loop, silenced: bool) -> Entry | None:
     """Return the entry that calls ``loop`` on ``arrays``; None if it must stay a Python call."""
     spans = tuple(map(_span, arrays))
-    loops = _one_loop(arrays) or (_nest(arrays) if exact or name == "copyto" else None)
+    loops = _one_loop(arrays) or (_nest(arrays) if exact or name in MOVES else None)
     if loops is None or _overlaps(arrays, spans):
         return None
     return Entry(name, exact, loop, arrays, *loops, spans, silenced)
 
 
 def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
-    """The sums of an array without gaps over its last axes, or over all, as an entry."""
+    """The sums of an array without gaps over its last axes, its first ones or all of them as an entry."""
     if not all(type(a) in _ARRAYS and a.flags.aligned and a.flags.c_contiguous for a in (x, out)):
         return None
-    if type(axes) is not tuple or not x.size or not x.dtype == out.dtype == dtype:
+    if type(axes) is not tuple or not x.size or not x.dtype == out.dtype == dtype or (x.ndim and not axes):
         return None
-    if sorted(axes) != [*range(x.ndim - len(axes), x.ndim)] or (x.ndim and not axes):
+    kept, item = out.size, x.itemsize
+    summed = x.size // kept
+    loop = sum_of(dtype)
+    loops: Loops = (summed,), ((item,), (0,))
+    if kept > 1 and sorted(axes) == [*range(x.ndim - len(axes), x.ndim)]:
+        loops = (kept, summed), ((summed * item, item), (item, 0))
+    elif kept > 1 and sorted(axes) == [*range(len(axes))]:
+        loop, loops = columns_of(dtype, summed, kept * item), ((kept,), ((item,), (item,)))
+    elif kept > 1:
         return None
-    loop = sum_of(x.dtype)
     if loop is None or _overlaps((x, out), (_span(x), _span(out))):
         return None
-    rows, item = out.size, x.itemsize
-    size = x.size // rows
-    shape, strides = ((size,), ((item,), (0,))) if rows == 1 else ((rows, size), ((size * item, item), (item, 0)))
-    return Entry("reduce", False, loop, (x, out), shape, strides, (_span(x), _span(out)))
+    return Entry("reduce", False, loop, (x, out), *loops, (_span(x), _span(out)))
 
 
 Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]

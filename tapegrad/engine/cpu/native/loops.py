@@ -87,6 +87,32 @@ def copy_of(dtypes: tuple[DType, DType]) -> Loop | None:
 
 
 @cache
+def select_of(dtypes: tuple[DType, ...]) -> Loop | None:
+    """Return a loop that selects by its first operand between two others; None unless these have the result's dtype."""
+    condition, x, y, out = dtypes
+    if condition.char != "?" or not x == y == out or out.hasobject or not machine.select(out.itemsize):
+        return None
+    return Loop(machine.select(out.itemsize), 0, 0, False)
+
+
+MOVES = {"copyto": copy_of, "where": select_of}
+"""By name, what gives a loop that moves elements as they are."""
+
+
+@cache
+def columns_of(dtype: DType, rows: int, way: int) -> Loop | None:
+    """Return a loop that sums ``rows`` rows, ``way`` bytes apart, as ``np.add.reduce`` does; None: it is unlike."""
+    total = sum_of(dtype)
+    if total is None:
+        return None
+    loop = loop_of(_XP.add, (dtype, dtype, dtype))
+    assert loop is not None
+    record = _XP.array([*loop[:3], dtype.itemsize, rows, way], _XP.int64)
+    _owned.append(record)
+    return Loop(machine.columns(), record.ctypes.data, 0, True)
+
+
+@cache
 def sum_of(dtype: DType) -> Loop | None:
     """Return a loop that sums all elements of an array without gaps, as ``np.add.reduce`` does; None: it is unlike."""
     loop = loop_of(_XP.add, (dtype, dtype, dtype)) if dtype.char in "fd" else None

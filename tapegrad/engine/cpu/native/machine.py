@@ -50,9 +50,9 @@ def _ready() -> tuple[Any, dict[str, int], str]:
         return None, {}, reason
     try:
         flags = _X86_FLAGS if is_x86() else _ARM_FLAGS
-        copies = "".join(_COPY.replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _COPIED)
-        names = ["run", "nest", "reduction", "sequence", *(f"copy{n}" for n in _COPIED)]
-        made = compiled(_RUNNER + _NEST + _REDUCTION + _SEQUENCE + copies + flags, names, 2)
+        moves = "".join((_COPY + _SELECT).replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _MOVED)
+        names = ["run", "nest", "reduction", "columns", "sequence", *(f"{f}{n}" for n in _MOVED for f in _MOVES)]
+        made = compiled(_RUNNER + _NEST + _REDUCTION + _COLUMNS + _SEQUENCE + moves + flags, names, 2)
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         return kind(made["run"]), made, ""
     except Exception as e:  # memory that may be written and executed is forbidden in some processes
@@ -62,6 +62,20 @@ def _ready() -> tuple[Any, dict[str, int], str]:
 def copy(itemsize: int) -> int:
     """Return the address of a loop that copies elements of ``itemsize`` bytes; 0: there is none."""
     return _ready()[1].get(f"copy{itemsize}", 0)
+
+
+def select(itemsize: int) -> int:
+    """Return the address of a loop that selects elements of ``itemsize`` bytes by a bool; 0: there is none."""
+    return _ready()[1].get(f"select{itemsize}", 0)
+
+
+def columns() -> int:
+    """Return the address of a loop that reduces the rows of its first operand to its second, zero bytes at first.
+
+    Its context is a record of six words: function, context and auxiliary data of a ufunc's loop, the itemsize, how many
+    rows there are, and the bytes from one to the next.  Neither operand has gaps along a row.
+    """
+    return _ready()[1]["columns"]
 
 
 def reduction() -> int:
@@ -297,7 +311,7 @@ done:
 }
 """
 
-_COPIED = (1, 2, 4, 8, 16)
+_MOVED, _MOVES = (1, 2, 4, 8, 16), ("copy", "select")
 _COPY = """
 define i32 @copySIZE(ptr %context, ptr %data, ptr %dims, ptr %strides, ptr %auxdata) {
 start:
@@ -324,6 +338,48 @@ loop:
   %y.p = getelementptr i8, ptr %to, i64 %y.o
   %x = load iBITS, ptr %x.p, align 1
   store iBITS %x, ptr %y.p, align 1
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %done
+done:
+  ret i32 0
+}
+"""
+_SELECT = """
+define i32 @selectSIZE(ptr %context, ptr %data, ptr %dims, ptr %strides, ptr %auxdata) {
+start:
+  %n = load i64, ptr %dims
+  %condition = load ptr, ptr %data
+  %x.at = getelementptr ptr, ptr %data, i64 1
+  %x = load ptr, ptr %x.at
+  %y.at = getelementptr ptr, ptr %data, i64 2
+  %y = load ptr, ptr %y.at
+  %to.at = getelementptr ptr, ptr %data, i64 3
+  %to = load ptr, ptr %to.at
+  %c.s = load i64, ptr %strides
+  %x.s.at = getelementptr i64, ptr %strides, i64 1
+  %x.s = load i64, ptr %x.s.at
+  %y.s.at = getelementptr i64, ptr %strides, i64 2
+  %y.s = load i64, ptr %y.s.at
+  %to.s.at = getelementptr i64, ptr %strides, i64 3
+  %to.s = load i64, ptr %to.s.at
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %start ], [ %next, %loop ]
+  %c.o = mul i64 %i, %c.s
+  %c.p = getelementptr i8, ptr %condition, i64 %c.o
+  %x.o = mul i64 %i, %x.s
+  %x.p = getelementptr i8, ptr %x, i64 %x.o
+  %y.o = mul i64 %i, %y.s
+  %y.p = getelementptr i8, ptr %y, i64 %y.o
+  %to.o = mul i64 %i, %to.s
+  %to.p = getelementptr i8, ptr %to, i64 %to.o
+  %c = load i8, ptr %c.p
+  %holds = icmp ne i8 %c, 0
+  %x.v = load iBITS, ptr %x.p, align 1
+  %y.v = load iBITS, ptr %y.p, align 1
+  %v = select i1 %holds, iBITS %x.v, iBITS %y.v
+  store iBITS %v, ptr %to.p, align 1
   %next = add i64 %i, 1
   %more = icmp slt i64 %next, %n
   br i1 %more, label %loop, label %done
@@ -360,6 +416,52 @@ define i32 @reduction(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %igno
   %last = getelementptr i64, ptr %steps, i64 2
   store i64 0, ptr %last
   %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %steps, ptr %auxdata)
+  ret i32 0
+}
+"""
+
+_COLUMNS = """
+define i32 @columns(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
+start:
+  %function = load ptr, ptr %record
+  %context.p = getelementptr i64, ptr %record, i64 1
+  %context = load ptr, ptr %context.p
+  %auxdata.p = getelementptr i64, ptr %record, i64 2
+  %auxdata = load ptr, ptr %auxdata.p
+  %size.p = getelementptr i64, ptr %record, i64 3
+  %size = load i64, ptr %size.p
+  %rows.p = getelementptr i64, ptr %record, i64 4
+  %rows = load i64, ptr %rows.p
+  %way.p = getelementptr i64, ptr %record, i64 5
+  %way = load i64, ptr %way.p
+  %from = load ptr, ptr %data
+  %to.p = getelementptr ptr, ptr %data, i64 1
+  %to = load ptr, ptr %to.p
+  %n = load i64, ptr %dims
+  %bytes = mul i64 %n, %size
+  call void @llvm.memset.p0.i64(ptr %to, i8 0, i64 %bytes, i1 false)
+  %pointers = alloca [3 x ptr]
+  store ptr %to, ptr %pointers
+  %second = getelementptr ptr, ptr %pointers, i64 1
+  %third = getelementptr ptr, ptr %pointers, i64 2
+  store ptr %to, ptr %third
+  %steps = alloca [3 x i64]
+  store i64 %size, ptr %steps
+  %step.2 = getelementptr i64, ptr %steps, i64 1
+  store i64 %size, ptr %step.2
+  %step.3 = getelementptr i64, ptr %steps, i64 2
+  store i64 %size, ptr %step.3
+  br label %row
+row:
+  %r = phi i64 [ 0, %start ], [ %next, %row ]
+  %offset = mul i64 %r, %way
+  %x = getelementptr i8, ptr %from, i64 %offset
+  store ptr %x, ptr %second
+  %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %steps, ptr %auxdata)
+  %next = add i64 %r, 1
+  %more = icmp slt i64 %next, %rows
+  br i1 %more, label %row, label %done
+done:
   ret i32 0
 }
 """

@@ -17,7 +17,7 @@ from tapegrad.device import CPU, cxx
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import Loop, copy_of, function_at, loop_of, merged
+from tapegrad.engine.cpu.native.loops import MOVES, Loop, function_at, loop_of, merged
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Silenced
 
@@ -101,14 +101,13 @@ class Steps:
         values = (*operands, result)
         dtypes = tuple(self._dtypes[k] for k in values)
         name: str = {"where": "where", CONTIGUOUS: "copyto"}.get(label, getattr(f, "__name__", ""))
-        exact = is_exact(name, dtypes)
-        loop = loop_of(f, dtypes) if type(f) is _XP.ufunc else copy_of(dtypes) if name == "copyto" else None
-        if loop is None and not (exact and name == "where"):
+        loop = MOVES[name](dtypes) if name in MOVES else loop_of(f, dtypes) if type(f) is _XP.ufunc else None
+        if loop is None:
             return None
         arrays = tuple(_XP.empty((), dtype) for dtype in dtypes)
         strides = tuple((self._strides[k],) for k in values)
         spans = tuple((16 * k, 16 * k + 1) for k in values)
-        return Entry(name, exact, loop or Loop(0, 0, 0, True), arrays, (_CHUNK,), strides, spans, silenced)
+        return Entry(name, is_exact(name, dtypes), loop, arrays, (_CHUNK,), strides, spans, silenced)
 
     @property
     def ready(self) -> bool:
