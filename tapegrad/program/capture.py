@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
+from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
@@ -28,6 +29,7 @@ from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array, DType, Params
 from tapegrad.engine import make
+from tapegrad.engine.cpu.native import machine
 from tapegrad.engine.dry_run import Dry
 from tapegrad.engine.evaluate import fill
 from tapegrad.engine.work import Call as Made
@@ -154,10 +156,13 @@ class Capture(Dry):
             raise UncapturableError(f"works on {self.home} and on {device} in one function")
 
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """As in any dry run; noted is what comes from outside."""
+        """As in any dry run, but machine code takes the steps of a formula; noted is what comes from outside."""
         self.uses(inputs)
         if thread.walks:
             self._in_walks.add(node.index)
+        site: Any = node.site
+        if site.small and site.prim.formula is not None and site.aval.size and machine.runner() is not None:
+            return self._deferred_elementwise(node, inputs, into, account.current)
         return super().run_elementwise(node, inputs, into)
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
