@@ -243,6 +243,29 @@ def test_sums_have_numpys_bits(dtype: str, shape: tuple[int, ...], axes: tuple[i
         assert out.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_products_have_numpys_bits(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    matrix = lambda n, m: (rng.normal(size=(n, m)) + (1j * rng.normal(size=(n, m)) if dtype[0] == "c" else 0)).astype(
+        dtype
+    )
+    for n, k, m in [(1, 1, 1), (1, 5, 1), (4, 4, 4), (5, 1, 3), (1, 7, 9), (9, 7, 1), (33, 20, 17), (64, 130, 70)]:
+        for x, y in [
+            (matrix(n, k), matrix(k, m)), (matrix(k, n).T, matrix(k, m)), (matrix(n, k), matrix(m, k).T),
+            (matrix(n, 2 * k)[:, ::2], matrix(2 * k, m)[::2]), (matrix(n + 1, k + 1)[1:, 1:], matrix(k, m)[:, ::-1]),
+        ]:  # fmt: skip
+            expected, out = np.matmul(x, y, out=np.empty((n, m), dtype)), np.empty((n, m), dtype)
+            assert ran([(np.matmul, (x, y, out))])
+            assert out.tobytes() == expected.tobytes(), (n, k, m, x.strides, y.strides)
+    square = matrix(4, 4)
+    for call in [
+        (square, square, square),
+        (square, np.ones((4, 4), "f2"), matrix(4, 4)),
+        (square[0], square, square[0]),
+    ]:
+        assert entry_of((np.matmul, call)) is None
+
+
 def test_a_result_over_a_part_of_an_operand_stays_numpys() -> None:
     x = np.arange(9.0)
     assert entry_of(into(np.add, [x[:-1], x[1:]], x[:-1])) is None

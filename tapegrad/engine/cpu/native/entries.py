@@ -10,8 +10,8 @@ from tapegrad.device import CPU, cxx
 from tapegrad.device.numerics.selecting import select
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
-from tapegrad.engine.cpu.native.group import Entry
-from tapegrad.engine.cpu.native.loops import MOVES, Loop, columns_of, loop_of, merged, sum_of
+from tapegrad.engine.cpu.native.group import Entry, meet
+from tapegrad.engine.cpu.native.loops import MOVES, Loop, columns_of, core_strides, loop_of, merged, product_of, sum_of
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Call, Silenced
 
@@ -37,6 +37,8 @@ def entry_of(call: Call) -> Entry | None:
         arrays = *reads, out
     elif name == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
         return _sum(*arrays)
+    elif f is _XP.matmul and len(arrays) == 3:
+        return _product(*arrays)
     elif type(f) is not _XP.ufunc or len(arrays) != f.nin + 1:
         return None
     if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays) or not arrays[-1].size:
@@ -55,6 +57,18 @@ def entry_on(arrays: tuple[Array, ...], name: str, exact: bool, loop: Loop, sile
     if loops is None or _overlaps(arrays, spans):
         return None
     return Entry(name, exact, loop, arrays, *loops, spans, silenced)
+
+
+def _product(x: Array, y: Array, out: Array) -> Entry | None:
+    """The product of two matrices as an entry."""
+    arrays = x, y, out
+    if not all(type(a) in _ARRAYS and a.flags.aligned and a.ndim == 2 and a.size for a in arrays):
+        return None
+    spans = tuple(map(_span, arrays))
+    if not x.dtype == y.dtype == out.dtype or any(meet(span, spans[-1]) for span in spans[:-1]):
+        return None
+    loop = product_of(out.dtype, (*x.shape, y.shape[1]), tuple(s for a in arrays for s in core_strides(a)))
+    return None if loop is None else Entry("matmul", False, loop, arrays, (1,), ((0,),) * 3, spans)
 
 
 def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tapegrad.device import CPU
-from tapegrad.device.types import DType
+from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import machine
 
 _XP = CPU.xp
@@ -65,6 +65,12 @@ def loop_of(ufunc: Any, dtypes: tuple[DType, ...]) -> Loop | None:
         return None
     if any(d.kind not in "fc" for d in dtypes) and ufunc.__name__ not in _INTEGER and dtypes[-1].kind not in "fcb":
         return None
+    loop = _resolved(ufunc, dtypes)
+    return loop if loop is not None and _agrees(loop, ufunc, dtypes) else None
+
+
+def _resolved(ufunc: Any, dtypes: tuple[DType, ...]) -> Loop | None:
+    """The loop that NumPy would call, not compared with NumPy yet."""
     try:
         resolved, capsule = ufunc._resolve_dtypes_and_context((*dtypes[:-1], None))
         ufunc._get_strided_loop(capsule)
@@ -74,8 +80,7 @@ def loop_of(ufunc: Any, dtypes: tuple[DType, ...]) -> Loop | None:
     if resolved != dtypes or info.requires_pyapi or not all(d.isnative for d in dtypes):
         return None
     _owned.append(capsule)
-    loop = Loop(info.function, info.context or 0, info.auxdata or 0, not info.no_floatingpoint_errors)
-    return loop if _agrees(loop, ufunc, dtypes) else None
+    return Loop(info.function, info.context or 0, info.auxdata or 0, not info.no_floatingpoint_errors)
 
 
 @cache
@@ -93,6 +98,44 @@ def select_of(dtypes: tuple[DType, ...]) -> Loop | None:
     if condition.char != "?" or not x == y == out or out.hasobject or not machine.select(out.itemsize):
         return None
     return Loop(machine.select(out.itemsize), 0, 0, False)
+
+
+@cache
+def product_of(dtype: DType, sizes: tuple[int, int, int], strides: tuple[int, ...]) -> Loop | None:
+    """Return a loop that multiplies matrices as ``np.matmul`` does; None: it is unlike.
+
+    ``sizes``: rows, summands and columns.  ``strides``: along both axes of the operands and the result.
+    """
+    loop = _product_loop(dtype)
+    if loop is None:
+        return None
+    record = _XP.array([*loop[:3], 1, *sizes, 0, 0, 0, *strides], _XP.int64)
+    _owned.append(record)
+    return Loop(machine.product(), record.ctypes.data, 0, loop.flags)
+
+
+@cache
+def _product_loop(dtype: DType) -> Loop | None:
+    loop = _resolved(_XP.matmul, (dtype, dtype, dtype)) if dtype.char in "fdFD" else None
+    return loop if loop is not None and all(_multiplies(loop, dtype, n) for n in (1, 2, 3, 17, 64)) else None
+
+
+def _multiplies(loop: Loop, dtype: DType, n: int) -> bool:
+    """Whether the loop gives NumPy's product of matrices with ``n`` rows and columns and ``n + 1`` summands."""
+    random = _XP.random.default_rng(n)
+    x, y = random.normal(size=(n, n + 1)).astype(dtype), random.normal(size=(n, n + 1)).astype(dtype).T
+    expected, result = _XP.matmul(x, y, out=_XP.empty((n, n), dtype)), _XP.empty((n, n), dtype)
+    strides = [s for a in (x, y, result) for s in core_strides(a)]
+    arrays = [x, y, result]
+    words = _XP.array([*(a.ctypes.data for a in arrays), 1, n, n + 1, n, 0, 0, 0, *strides], _XP.int64)
+    at = words.ctypes.data
+    function_at(loop.function)(loop.context, at, at + 24, at + 56, loop.auxdata)
+    return bool(result.tobytes() == expected.tobytes())
+
+
+def core_strides(x: Array) -> list[int]:
+    """Return the strides that NumPy gives a loop for the axes of a matrix: 0 along one of length 1."""
+    return [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
 
 
 MOVES = {"copyto": copy_of, "where": select_of}

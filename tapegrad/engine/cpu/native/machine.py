@@ -51,8 +51,16 @@ def _ready() -> tuple[Any, dict[str, int], str]:
     try:
         flags = _X86_FLAGS if is_x86() else _ARM_FLAGS
         moves = "".join((_COPY + _SELECT).replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _MOVED)
-        names = ["run", "nest", "reduction", "columns", "sequence", *(f"{f}{n}" for n in _MOVED for f in _MOVES)]
-        made = compiled(_RUNNER + _NEST + _REDUCTION + _COLUMNS + _SEQUENCE + moves + flags, names, 2)
+        names = [
+            "run",
+            "nest",
+            "reduction",
+            "columns",
+            "product",
+            "sequence",
+            *(f"{f}{n}" for n in _MOVED for f in _MOVES),
+        ]
+        made = compiled(_RUNNER + _NEST + _REDUCTION + _COLUMNS + _PRODUCT + _SEQUENCE + moves + flags, names, 2)
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         return kind(made["run"]), made, ""
     except Exception as e:  # memory that may be written and executed is forbidden in some processes
@@ -76,6 +84,15 @@ def columns() -> int:
     rows there are, and the bytes from one to the next.  Neither operand has gaps along a row.
     """
     return _ready()[1]["columns"]
+
+
+def product() -> int:
+    """Return the address of a loop that multiplies one pair of matrices.
+
+    Its context is a record: function, context and auxiliary data of the loop of ``np.matmul``, then its sizes and
+    strides.
+    """
+    return _ready()[1]["product"]
 
 
 def reduction() -> int:
@@ -462,6 +479,20 @@ row:
   %more = icmp slt i64 %next, %rows
   br i1 %more, label %row, label %done
 done:
+  ret i32 0
+}
+"""
+
+_PRODUCT = """
+define i32 @product(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
+  %function = load ptr, ptr %record
+  %context.p = getelementptr i64, ptr %record, i64 1
+  %context = load ptr, ptr %context.p
+  %auxdata.p = getelementptr i64, ptr %record, i64 2
+  %auxdata = load ptr, ptr %auxdata.p
+  %sizes = getelementptr i64, ptr %record, i64 3
+  %ways = getelementptr i64, ptr %record, i64 7
+  %status = call i32 %function(ptr %context, ptr %data, ptr %sizes, ptr %ways, ptr %auxdata)
   ret i32 0
 }
 """
