@@ -152,7 +152,11 @@ def bound(x: Array, y: Array, out: Array, tf32: bool = False) -> tuple[Callable[
     None: it takes more than that, or NumPy's library is another.
     """
     wide = accumulator(out.dtype) != out.dtype or (tf32 and out.dtype == np.float32)
-    if wide or controls is None or x.shape[-1] == 1 or prod(out.shape[:-2]) != 1:
+    if wide:
+        return None
+    if x.shape[-1] == 1:
+        return np.multiply, (x, y, out)
+    if controls is None or prod(out.shape[:-2]) != 1:
         return None
     x, y, out = x.reshape(x.shape[-2:]), y.reshape(y.shape[-2:]), out.reshape(out.shape[-2:])
     pieces = _pieces(x, y, out)
