@@ -16,6 +16,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Elementwise, Site, elementwise
 from tapegrad.core.state import thread
 from tapegrad.device import dtypes
+from tapegrad.device.numerics import elements
 from tapegrad.device.types import DType
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DTypeError
@@ -35,7 +36,7 @@ cast_p = elementwise(
     "cast",
     widens=False,
     infer=infer_same,  # of the shape; the front end gives the dtype
-    impl=lambda xp, out, x: xp.copyto(out, x, casting="unsafe"),
+    impl=elements.convert,
     partials=[_cast_rule],
     jvp=[lambda t, out_aval: cast(t, out_aval.dtype)],
     converts=True,

@@ -47,10 +47,11 @@ def tensor_of(
 
 
 def _made(
-    name: str, shape: Shape, dtype: DType, device: Device, call: Callable[..., object], given: bool = True
-) -> Tensor:
-    """The tensor that ``call`` writes into an array (``given``), or returns."""
-    work = Function(name, [shaped(shape, dtype, device)], call, given=given, is_kernel=False)
+    name: str, shape: Shape, dtype: DType, device: Device, call: Callable[..., object], given: bool = True,
+    reads: Sequence[Array] = (),
+) -> Tensor:  # fmt: skip
+    """The tensor that ``call`` writes into an array (``given``), or returns; ``reads`` are its other arguments."""
+    work = Function(name, [shaped(shape, dtype, device)], call, reads, given=given, is_kernel=False)
     return Tensor(thread.executor.values(work)[0])
 
 
@@ -68,7 +69,10 @@ def full(
         return broadcast_to(value, lengths)
     where = current_device() if device is None else asdevice(device)
     out_dtype = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
-    return _made("full", lengths, out_dtype, where, lambda out: out.__setitem__(..., fill_value))
+    if where.lazy:
+        return _made("full", lengths, out_dtype, where, lambda out: out.__setitem__(..., fill_value))
+    number = where.array(fill_value, out_dtype)
+    return _made("full", lengths, out_dtype, where, where.xp.copyto, reads=(number,))
 
 
 def zeros(shape: int | Sequence[int], dtype: DTypeLike | None = None, *, device: Device | str | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from tapegrad.core.aval import ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import elementwise
 from tapegrad.device import dtypes
-from tapegrad.device.numerics.selecting import select
+from tapegrad.device.numerics.elements import select
 from tapegrad.errors import DTypeError, ShapeError
 from tapegrad.ops.dispatch import bind, cast, promote, tensor
 from tapegrad.tensor import Tensor, TensorLike, from_array

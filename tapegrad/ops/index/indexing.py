@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 from operator import index
+from typing import Any
 
 from tapegrad.core.aval import Shape, ShapedArray, normalize_axis, shaped
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
@@ -33,8 +34,12 @@ from tapegrad.tensor import DTypeLike, Tensor, TensorLike
 
 
 def _run_put_slice(xp: Namespace, x: Array, v: Array, *, index: tuple[Part, ...], out: Array) -> None:
-    xp.copyto(out, x)
-    out[native_index(index)] = v
+    for copy, arrays in _copies_of_put_slice(xp, x, v, index=index, out=out):
+        copy(*arrays)
+
+
+def _copies_of_put_slice(xp: Namespace, x: Array, v: Array, *, index: tuple[Part, ...], out: Array) -> list[Any]:
+    return [(xp.copyto, (out, x)), (xp.copyto, (out[native_index(index)], v))]
 
 
 def _pull_put_slice(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, index: tuple[Part, ...]) -> Tensor:
@@ -47,6 +52,7 @@ def _pull_put_slice(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, index
 put_slice_p = linear(
     "put_slice",
     impl=_run_put_slice,
+    calls=_copies_of_put_slice,
     infer=lambda x, v, *, index: x,
     transpose=_pull_put_slice,
     variadic=True,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.device.numerics.selecting import select
+from tapegrad.device.numerics.elements import convert, select
 from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Lifetime, groups
 from tapegrad.engine.cpu.native.table import Table
@@ -218,6 +218,33 @@ def test_selections_take_elements_of_every_layout_as_they_are(dtype: str, fused:
     assert ran([(select, (np, out, *map(np.asarray, one))) for out, one in zip(results, operands, strict=True)], fused)
     for out, (condition, one, other) in zip(results, operands, strict=True):
         assert out.tobytes() == np.where(condition, one, other).tobytes()
+
+
+@pytest.mark.parametrize("dtypes", ["fd", "df", "?f", "?d", "f?", "d?"])
+@pytest.mark.parametrize("layout", ["plain", "gaps", "two dimensions", "0-d"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_conversions_have_numpys_bits(dtypes: str, layout: str, fused: bool) -> None:
+    source, target = dtypes
+    x = np.random.default_rng(0).normal(size=210) * 10.0 ** np.arange(-50, 55, 0.5)
+    x[::10], x[5], x[6], x[7] = 0.0, -0.0, np.inf, np.nan
+    with np.errstate(all="ignore"):
+        x = x.astype(source)
+        x = {"plain": x, "gaps": spread(x), "two dimensions": x.reshape(30, 7).T, "0-d": x[3:4].reshape(())}[layout]
+        out, expected = np.zeros(x.shape, target), x.astype(target)
+        assert ran([(convert, (np, out, x))], fused)
+    assert out.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+def test_conversions_report_errors_as_numpy_does() -> None:
+    x, out = np.array([1e300, 1e-300]), np.zeros(2, "f4")
+    for errors, text in [
+        ({"over": "raise"}, "overflow encountered in cast"),
+        ({"under": "raise"}, "underflow enc.* in cast"),
+    ]:
+        with np.errstate(all="ignore", **errors), pytest.raises(FloatingPointError, match=text):  # type: ignore[arg-type]
+            np.copyto(out, x, casting="unsafe")
+        with np.errstate(all="ignore", **errors), pytest.raises(FloatingPointError, match=text):  # type: ignore[arg-type]
+            ran([(convert, (np, out, x))])
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -489,7 +516,7 @@ if "old" in sys.argv:
     import llvmlite.binding
     llvmlite.binding.llvm_version_info = (15, 0, 7)
 import numpy as np, tapegrad as tg
-from tapegrad.device.numerics.selecting import select
+from tapegrad.device.numerics.elements import convert, select
 from tapegrad.engine.cpu.native import machine
 @tg.function
 def f(x):

@@ -69,8 +69,8 @@ def _loop(structure: Structure, width: int, first: str, last: str, then: str) ->
         if kind != SCALAR:
             lines += _address(f"%a{i}.{width}", i, char, kind, index)
             lines += _load(value(i), f"%a{i}.{width}", char, width)
-    for k, (name, char, operands, _) in enumerate(ops, len(leaves)):
-        lines += [f"  {line}" for line in instructions(name, char, width, list(map(value, operands)), value(k))]
+    for k, (name, char, operands, to) in enumerate(ops, len(leaves)):
+        lines += [f"  {line}" for line in instructions(name, char, width, list(map(value, operands)), value(k), to)]
     for i, (k, kind) in enumerate(stores, len(leaves)):
         char = leaves[k][0] if k < len(leaves) else ops[k - len(leaves)][3]
         lines += _address(f"%a{i}.{width}", i, char, kind, index)

@@ -7,11 +7,20 @@ from functools import partial
 from typing import Any
 
 from tapegrad.device import CPU, cxx
-from tapegrad.device.numerics.selecting import select
+from tapegrad.device.numerics.elements import convert, select
 from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.group import Entry, meet
-from tapegrad.engine.cpu.native.loops import MOVES, Loop, columns_of, core_strides, loop_of, merged, product_of, sum_of
+from tapegrad.engine.cpu.native.loops import (
+    OF_ELEMENTS,
+    Loop,
+    columns_of,
+    core_strides,
+    loop_of,
+    merged,
+    product_of,
+    sum_of,
+)
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Call, Silenced
 
@@ -32,8 +41,8 @@ def entry_of(call: Call) -> Entry | None:
     name = getattr(f, "__name__", "")
     if f is _XP.copyto and len(arrays) == 2:
         arrays = arrays[::-1]
-    elif f is select:
-        name, (_, out, *reads) = "where", arrays
+    elif f in (select, convert):
+        name, (_, out, *reads) = {select: "where", convert: "cast"}[f], arrays
         arrays = *reads, out
     elif name == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
         return _sum(*arrays)
@@ -44,7 +53,7 @@ def entry_of(call: Call) -> Entry | None:
     if not all(type(x) in _ARRAYS and x.flags.aligned for x in arrays) or not arrays[-1].size:
         return None
     dtypes = tuple(x.dtype for x in arrays)
-    loop = MOVES[name](dtypes) if name in MOVES else loop_of(f, dtypes)
+    loop = OF_ELEMENTS[name](dtypes) if name in OF_ELEMENTS else loop_of(f, dtypes)
     if loop is None:
         return None
     return entry_on(tuple(arrays), name, is_exact(name, dtypes), loop, silenced)
@@ -53,7 +62,7 @@ def entry_of(call: Call) -> Entry | None:
 def entry_on(arrays: tuple[Array, ...], name: str, exact: bool, loop: Loop, silenced: bool) -> Entry | None:
     """Return the entry that calls ``loop`` on ``arrays``; None if it must stay a Python call."""
     spans = tuple(map(_span, arrays))
-    loops = _one_loop(arrays) or (_nest(arrays) if exact or name in MOVES else None)
+    loops = _one_loop(arrays) or (_nest(arrays) if exact or name in OF_ELEMENTS else None)
     if loops is None or _overlaps(arrays, spans):
         return None
     return Entry(name, exact, loop, arrays, *loops, spans, silenced)

@@ -102,10 +102,11 @@ def _agrees(address: int, structure: Structure) -> bool:
     leaves = [_leaf(char, kind, i) for i, (char, kind) in enumerate(structure.leaves)]
     values: list[Any] = list(leaves)
     with _XP.errstate(all="ignore"):
-        for name, _, operands, _ in structure.ops:
-            values.append(
-                values[operands[0]] if name == "copyto" else getattr(_XP, name)(*(values[k] for k in operands))
-            )
+        for name, _, operands, to in structure.ops:
+            if name in ("copyto", "cast"):
+                values.append(_XP.asarray(values[operands[0]], to))
+            else:
+                values.append(getattr(_XP, name)(*(values[k] for k in operands)))
     expected = [_XP.broadcast_to(values[k], (PROBED,)) for k, _ in structure.stores]
     results = [
         _spread(_XP.zeros(PROBED, x.dtype), kind) for x, (_, kind) in zip(expected, structure.stores, strict=True)

@@ -138,8 +138,16 @@ def core_strides(x: Array) -> list[int]:
     return [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
 
 
-MOVES = {"copyto": copy_of, "where": select_of}
-"""By name, what gives a loop that moves elements as they are."""
+@cache
+def cast_of(dtypes: tuple[DType, DType]) -> Loop | None:
+    """Return a loop that converts elements from the first dtype to the second; None: there is none."""
+    source, target = dtypes
+    function = machine.cast(source.char, target.char) if source.isnative and target.isnative else 0
+    return Loop(function, 0, 0, True) if function else None
+
+
+OF_ELEMENTS = {"copyto": copy_of, "where": select_of, "cast": cast_of}
+"""By name, what gives a loop that is no ufunc's, whose results do not depend on how arrays lie."""
 
 
 @cache

@@ -14,6 +14,8 @@ from typing import Any
 
 from tapegrad.device.float_errors import reported
 from tapegrad.engine.cpu.native import objects
+from tapegrad.engine.cpu.native.emit import STRIDED, Structure, function
+from tapegrad.engine.cpu.native.ops import CASTS
 
 HOW = "pip install 'tapegrad[native]'"
 """How to get the optional package."""
@@ -51,16 +53,12 @@ def _ready() -> tuple[Any, dict[str, int], str]:
     try:
         flags = _X86_FLAGS if is_x86() else _ARM_FLAGS
         moves = "".join((_COPY + _SELECT).replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _MOVED)
-        names = [
-            "run",
-            "nest",
-            "reduction",
-            "columns",
-            "product",
-            "sequence",
-            *(f"{f}{n}" for n in _MOVED for f in _MOVES),
-        ]
-        made = compiled(_RUNNER + _NEST + _REDUCTION + _COLUMNS + _PRODUCT + _SEQUENCE + moves + flags, names, 2)
+        casts = {_name_of_cast(*pair): _cast(*pair) for pair in CASTS}
+        names = ["run", "nest", "reduction", "columns", "product", "sequence", *casts]
+        names += [f"{move}{n}" for n in _MOVED for move in _MOVES]
+        text = [_RUNNER, _NEST, _REDUCTION, _COLUMNS, _PRODUCT, _SEQUENCE, moves, flags]
+        text += [function(name, structure) for name, structure in casts.items()]
+        made = compiled("\n".join(text), names, 2)
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
         return kind(made["run"]), made, ""
     except Exception as e:  # memory that may be written and executed is forbidden in some processes
@@ -75,6 +73,19 @@ def copy(itemsize: int) -> int:
 def select(itemsize: int) -> int:
     """Return the address of a loop that selects elements of ``itemsize`` bytes by a bool; 0: there is none."""
     return _ready()[1].get(f"select{itemsize}", 0)
+
+
+def _cast(source: str, target: str) -> Structure:
+    return Structure(((source, STRIDED),), (("cast", source, (0,), target),), ((1, STRIDED),))
+
+
+def cast(source: str, target: str) -> int:
+    """Return the address of a loop that converts elements between dtypes by their characters; 0: there is none."""
+    return _ready()[1].get(_name_of_cast(source, target), 0)
+
+
+def _name_of_cast(source: str, target: str) -> str:
+    return f"cast.{source}{target}".replace("?", "b")
 
 
 def columns() -> int:

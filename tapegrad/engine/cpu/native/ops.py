@@ -26,6 +26,9 @@ _BOOLEAN = {
 _OTHER = {
     "negative", "square", "positive", "reciprocal", "maximum", "minimum", "isnan", "copyto", "sign", "copysign",
 }  # fmt: skip
+CASTS = (("f", "d"), ("d", "f"), ("?", "f"), ("?", "d"), ("f", "?"), ("d", "?"))
+"""From which dtype to which other one compiled code converts."""
+_CAST = {"fd": "fpext", "df": "fptrunc", "?f": "uitofp", "?d": "uitofp"}
 _FLOATS = {*_PLAIN, *_INTRINSIC, *_COMPARE, *_OTHER}
 
 
@@ -33,6 +36,8 @@ def is_exact(name: str, dtypes: Sequence[DType]) -> bool:
     """Whether compiled code may stand for ufunc ``name`` on operands and a result of ``dtypes``."""
     if name == "where":
         return len(dtypes) == 4 and dtypes[0].char == "?" and {d.char for d in dtypes[1:]} in ({"f"}, {"d"}, {"?"})
+    if name == "cast":
+        return tuple(d.char for d in dtypes) in CASTS
     chars = {d.char for d in dtypes[:-1]}
     if len(chars) != 1:
         return False
@@ -40,14 +45,22 @@ def is_exact(name: str, dtypes: Sequence[DType]) -> bool:
     return name in known
 
 
-def instructions(name: str, char: str, width: int, reads: Sequence[str], result: str) -> list[str]:
-    """Return what sets ``result`` to ufunc ``name`` of ``reads``, which are vectors of ``width`` of dtype ``char``."""
+def instructions(name: str, char: str, width: int, reads: Sequence[str], result: str, to: str) -> list[str]:
+    """Return what sets ``result``, of dtype ``to``, to ufunc ``name`` of ``reads``.
+
+    These are vectors of ``width`` of dtype ``char``.
+    """
     kind = TYPES[char] if width == 1 else f"<{width} x {TYPES[char]}>"
     suffix = {"f": "f32", "d": "f64", "?": "i1"}[char]
     suffix = suffix if width == 1 else f"v{width}{suffix}"
     x, y = reads[0], reads[-1]
     if name == "where":
         return [f"{result} = select {'i1' if width == 1 else f'<{width} x i1>'} {x}, {kind} {reads[1]}, {kind} {y}"]
+    if name == "cast" and to == "?":
+        return [f"{result} = fcmp une {kind} {x}, {constant('0.0', width, TYPES[char])}"]
+    if name == "cast":
+        target = TYPES[to] if width == 1 else f"<{width} x {TYPES[to]}>"
+        return [f"{result} = {_CAST[char + to]} {kind} {x} to {target}"]
     if name in ("positive", "copyto"):
         return [f"{result} = bitcast {kind} {x} to {kind}"]
     if char == "?":

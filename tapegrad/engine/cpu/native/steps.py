@@ -17,7 +17,7 @@ from tapegrad.device import CPU, cxx
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import MOVES, Loop, function_at, loop_of, merged
+from tapegrad.engine.cpu.native.loops import OF_ELEMENTS, Loop, function_at, loop_of, merged
 from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.work import Silenced
 
@@ -100,8 +100,9 @@ class Steps:
         f, silenced = (f.ufunc, True) if type(f) is Silenced else (f, False)
         values = (*operands, result)
         dtypes = tuple(self._dtypes[k] for k in values)
-        name: str = {"where": "where", CONTIGUOUS: "copyto"}.get(label, getattr(f, "__name__", ""))
-        loop = MOVES[name](dtypes) if name in MOVES else loop_of(f, dtypes) if type(f) is _XP.ufunc else None
+        name: str = {"where": "where", "cast": "cast", CONTIGUOUS: "copyto"}.get(label, getattr(f, "__name__", ""))
+        of_elements = OF_ELEMENTS.get(name)
+        loop = of_elements(dtypes) if of_elements else loop_of(f, dtypes) if type(f) is _XP.ufunc else None
         if loop is None:
             return None
         arrays = tuple(_XP.empty((), dtype) for dtype in dtypes)

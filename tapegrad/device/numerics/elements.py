@@ -1,4 +1,4 @@
-"""Selection of elements by a condition."""
+"""Selection of elements by a condition, and their conversion to another dtype."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def select(xp: Namespace, out: Array, condition: Array, x: Array, y: Array) -> N
         xp.bitwise_xor(x.view(kind), y.view(kind), out=bits)
         xp.bitwise_and(bits, xp.negative(condition, dtype=kind), out=bits)
         xp.bitwise_xor(bits, y.view(kind), out=bits)
+
+
+def convert(xp: Namespace, out: Array, x: Array) -> None:
+    """Write ``x`` into ``out``, in the dtype of that."""
+    xp.copyto(out, x, casting="unsafe")
