@@ -529,7 +529,7 @@ def _alike(home: str, name: str) -> str:
 
 def _all_of(module: Any) -> Collection[str]:
     """The public names of a module; none of the package while they are being loaded."""
-    return vars(module).get("__all__", ())
+    return getattr(module, "__dict__", {}).get("__all__", ())
 
 
 def missing(owner: object, name: str, table: Mapping[str, str]) -> AttributeError:

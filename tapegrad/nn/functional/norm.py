@@ -152,6 +152,11 @@ def group_norm(
 
 
 def _trailing(op: str, x: Tensor, normalized_shape: Sequence[int] | int) -> tuple[int, ...]:
+    if isinstance(normalized_shape, (Tensor, Variable)):
+        raise ShapeError(
+            f"{op}: normalized_shape is an integer or several, the sizes of the trailing axes, got a "
+            f"{type(normalized_shape).__name__} of shape {normalized_shape.shape}; pass a scale as weight="
+        )
     shape = (normalized_shape,) if isinstance(normalized_shape, (int, Integral)) else tuple(normalized_shape)
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ShapeError(f"{op}: wanted input (..., {', '.join(map(str, shape))}), got {x.shape}")
