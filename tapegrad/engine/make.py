@@ -21,7 +21,7 @@ from tapegrad.engine.cpu import emit
 from tapegrad.engine.cpu.emit import STRIDED
 from tapegrad.engine.cpu.tiles import Tiling, is_long, layout
 from tapegrad.engine.cuda.launch import Launch
-from tapegrad.engine.work import Call, Lies, Work, nbytes_of
+from tapegrad.engine.work import Call, Lies, Work, into, nbytes_of
 
 
 class Kernel(NamedTuple):
@@ -165,6 +165,8 @@ class Application(Work):
         if isinstance(prim, Reduction) and dtypes.accumulator(self.aval.dtype) == self.aval.dtype:
             reduce = getattr(xp, prim.ufunc).reduce
             return [(reduce, (*reads, params["axis"], self.aval.dtype, out, params.get("keepdims", False)))]
+        if isinstance(prim, Elementwise) and prim.ufunc is not None:
+            return [into(getattr(xp, prim.ufunc), reads, out)]
         if self.writes:
             return [(prim.compute, (xp, reads, params, self.aval, out))]
         again = Application(prim, reads, params, self.aval)

@@ -161,7 +161,8 @@ class Capture(Dry):
         if thread.walks:
             self._in_walks.add(node.index)
         site: Any = node.site
-        if site.small and site.prim.formula is not None and site.aval.size and machine.runner() is not None:
+        is_formula = site.small and site.prim.formula is not None and site.aval.size
+        if is_formula and machine.runner() is not None and not self.copies_slivers:  # in a budget its steps take bytes
             return self._deferred_elementwise(node, inputs, into, account.current)
         return super().run_elementwise(node, inputs, into)
 

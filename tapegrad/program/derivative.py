@@ -135,6 +135,11 @@ class Joint:
         rest = iter(known)
         return [next(rest) if has else None for has in self.has_gradient]
 
+    def limited(self) -> Joint:
+        """The same, whose programs a budget limits."""
+        forward, backward = (replace(program, limited=True) for program in (self.forward, self.backward))
+        return replace(self, forward=forward, backward=backward)
+
     def as_in(self, program: Program) -> Joint:
         """The two programs, done as in ``program``: what a plan has made of ``whole`` as one program."""
         forward, backward, carried, depends = self.whole.as_in(program).divided()

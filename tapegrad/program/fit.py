@@ -251,7 +251,7 @@ class Planner:
 
 
 def fit(program: Program, budget: int, alignment: int) -> Program:
-    """The program, some of its steps repeated so that all that it takes is at most ``budget`` bytes; itself if it is.
+    """The program, some of its steps repeated so that all that it takes is at most ``budget`` bytes.
 
     What it takes are its arena, and the variables and constants that it reads.  Raises BudgetError, whose
     ``needed_bytes`` is the least budget found.
@@ -263,7 +263,7 @@ def fit(program: Program, budget: int, alignment: int) -> Program:
         needed = e.needed_bytes + bound
         raise BudgetError(f"{e}: the budget is {budget} bytes, {bound} of variables and constants; {needed} are needed",
                           needed) from None  # fmt: skip
-    return fitted if fitted is program else replace(fitted, plain=program)
+    return replace(fitted, plain=None if fitted is program else program, limited=True)
 
 
 def bound_bytes(program: Program) -> int:

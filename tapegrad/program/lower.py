@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
@@ -37,12 +36,10 @@ def lowered(program: Program, alignment: int, outside: Callable[[Program], Colle
     """
     lowering = _Lowering(program)
     apart = pruned(lowering.program())
-    numbers = [step.number for step in program.steps]
-    fitted = any(b <= a for a, b in pairwise(numbers))  # steps are repeated, or wait, to keep a budget
-    if not fitted and sum(slot.nbytes for slot in lowering.made) < _UNPLANNED:
+    if not program.limited and sum(slot.nbytes for slot in lowering.made) < _UNPLANNED:
         return _without_repeats(apart, inf, alignment, ())
     most = arena.plan(program, alignment).nbytes
-    most = most if fitted else max(most, FREE)
+    most = most if program.limited else max(most, FREE)
     for room in (inf, most, 0):
         candidate = _without_repeats(pruned(apart), room, alignment, outside(apart))
         if arena.plan(candidate, alignment, outside(candidate), most).nbytes <= most:

@@ -192,6 +192,8 @@ class Program:
     """That of the function."""
     plain: Program | None = None
     """The program that a plan has made this one of, to keep a budget."""
+    limited: bool = False
+    """Whether a budget limits what it takes, so that lowering must not make its arena larger."""
 
     @property
     def communicates(self) -> bool:

@@ -45,10 +45,12 @@ def fitted(joint: Joint, limit: float) -> Joint:
     Both are planned as one program: what the forward does not hand to the backward, that makes again.  Raises
     BudgetError.
     """
+    if limit == inf:
+        return joint
     align, bound = alignment(joint.forward.device), bound_bytes(joint.forward)
     taken = _taken(joint, align)
-    if limit == inf or taken + bound <= limit:
-        return joint
+    if taken + bound <= limit:
+        return joint.limited()
     room = int(limit) - bound
     planner, most = Planner(joint.whole.program(align), align), room
     while True:
@@ -59,7 +61,7 @@ def fitted(joint: Joint, limit: float) -> Joint:
         found = joint.as_in(plan.program)
         taken = _taken(found, align)
         if taken <= room:
-            return found
+            return found.limited()
         if is_last:
             raise BudgetError(
                 f"a call on a tape needs {taken + bound} bytes at least for its arenas, variables and constants: the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 from collections.abc import Callable
@@ -172,7 +173,8 @@ def test_bits_are_those_of_eager_and_the_arena_keeps_the_budget(make, part):
 def test_a_program_that_fits_is_left_alone():
     program = of(mlp())
     plain, _ = sizes(program)
-    assert fit(program, plain + bound_bytes(program), ALIGNMENT) is program
+    fitted = fit(program, plain + bound_bytes(program), ALIGNMENT)
+    assert fitted.steps is program.steps and fitted.plain is None
 
 
 def test_a_training_step_within_a_budget_updates_variables_as_an_eager_one():
@@ -585,3 +587,25 @@ def test_what_cannot_be_captured_keeps_the_budget_too():
     for _ in range(3):
         assert taken(f, x) + v.nbytes <= v.nbytes + 9 * 128 * 32 * 4 < taken(step, x)
     assert not f.stats.replays and f.stats.fallbacks
+
+
+@pytest.mark.parametrize("nbytes", [120_000, 300_000, 1_200_000])
+@pytest.mark.parametrize("own", [False, True], ids=["memory_budget", "the function's own"])
+def test_steps_of_formulas_do_not_break_a_budget(kernels_at_once: None, nbytes: int, own: bool) -> None:
+    def loss(x: tg.Tensor) -> Any:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            h = x
+            for _ in range(30):
+                h = tg.nn.functional.gelu(h) * 1.01 + tg.nn.functional.sigmoid(h @ x / 40)
+            total = tg.sum(h * h)
+        return tape.gradient(total, x)
+
+    x = tg.asarray(np.random.default_rng(0).normal(size=(40, 40)).astype("float32"))
+    expected = loss(x).numpy().tobytes()
+    captured = tg.function(loss, budget=nbytes) if own else tg.function(loss)
+    with contextlib.nullcontext() if own else tg.memory_budget(nbytes), tg.measure() as m:
+        assert all(captured(x).numpy().tobytes() == expected for _ in range(3))
+    assert captured.stats.replays and not captured.stats.fallbacks
+    # The first call of a function with a budget of its own runs eagerly: what stays is its arena.
+    assert (m.live_bytes if own else m.peak_bytes) <= nbytes + 3 * x.nbytes

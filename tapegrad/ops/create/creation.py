@@ -71,7 +71,8 @@ def full(
     out_dtype = where.array(fill_value).dtype if dtype is None else dtypes.asdtype(dtype)
     if where.lazy:
         return _made("full", lengths, out_dtype, where, lambda out: out.__setitem__(..., fill_value))
-    number = where.array(fill_value, out_dtype)
+    number = where.empty((), out_dtype)
+    number[...] = fill_value
     return _made("full", lengths, out_dtype, where, where.xp.copyto, reads=(number,))
 
 

@@ -159,6 +159,9 @@ def test_a_run_goes_on_after_a_reported_error() -> None:
     assert len(caught) == 2 and (y == -np.inf).all()
 
 
+SHARED = np.ones((1, 7))
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -169,6 +172,7 @@ def test_a_run_goes_on_after_a_reported_error() -> None:
         into(np.power, [np.ones(4, int), np.ones(4, int)], np.ones(4, int)),
         into(np.add, [np.zeros(0), np.zeros(0)], np.zeros(0)),
         (np.copyto, (np.zeros(4), np.zeros(4, "f4"))),
+        (np.add.reduce, (SHARED, (0,), np.dtype("f8"), SHARED, True)),
         (np.add.reduce, (np.zeros((2, 3, 4)), (1,), np.dtype("f8"), np.zeros((2, 4)), False)),
         (np.add.reduce, (np.zeros((2, 3, 4)), (0, 2), np.dtype("f8"), np.zeros(3), False)),
         (np.add.reduce, (np.zeros((3, 4)), (), np.dtype("f8"), np.zeros((3, 4)), True)),

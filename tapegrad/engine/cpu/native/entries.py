@@ -96,9 +96,8 @@ def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool
         loop, loops = columns_of(dtype, summed, kept * item), ((kept,), ((item,), (item,)))
     elif kept > 1:
         return None
-    if loop is None or _overlaps((x, out), (_span(x), _span(out))):
-        return None
-    return Entry("reduce", False, loop, (x, out), *loops, (_span(x), _span(out)))
+    spans = _span(x), _span(out)
+    return None if loop is None or meet(*spans) else Entry("reduce", False, loop, (x, out), *loops, spans)
 
 
 Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
