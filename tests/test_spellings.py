@@ -87,7 +87,7 @@ def test_advice_names_only_what_is_there(table: str) -> None:
         (lambda x: tg.sparse.tanh, "module 'tapegrad.sparse' has no attribute 'tanh'; write tg.tanh"),
         (lambda x: tg.memory.nonsense, "module 'tapegrad.memory' has no attribute 'nonsense'"),
         (lambda x: tg.nonsense, "module 'tapegrad' has no attribute 'nonsense'"),
-        (lambda x: sys.modules["tapegrad._api"].nonsense, "module 'tapegrad._api' has no attribute 'nonsense'"),
+        (lambda x: sys.modules["tapegrad._api"].nonsense, "has no attribute 'nonsense'"),
         (lambda x: x.exp(), "'Tensor' object has no attribute 'exp'; write tg.exp(x)"),
         (lambda x: tg.Variable(x).tanh(), "'Variable' object has no attribute 'tanh'; write tg.tanh(x)"),
         (

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from numbers import Integral
+from operator import index
 from typing import Any
 
 from tapegrad import ops
@@ -152,12 +153,14 @@ def group_norm(
 
 
 def _trailing(op: str, x: Tensor, normalized_shape: Sequence[int] | int) -> tuple[int, ...]:
-    if isinstance(normalized_shape, (Tensor, Variable)):
+    sizes = (normalized_shape,) if isinstance(normalized_shape, (int, Integral)) else normalized_shape
+    try:
+        shape = tuple(map(index, sizes))
+    except TypeError:
         raise ShapeError(
-            f"{op}: normalized_shape is an integer or several, the sizes of the trailing axes, got a "
-            f"{type(normalized_shape).__name__} of shape {normalized_shape.shape}; pass a scale as weight="
-        )
-    shape = (normalized_shape,) if isinstance(normalized_shape, (int, Integral)) else tuple(normalized_shape)
+            f"{op}: normalized_shape is an integer or several, the sizes of the trailing axes, got "
+            f"{type(normalized_shape).__name__} {normalized_shape!r:.60}; pass a scale as weight="
+        ) from None
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ShapeError(f"{op}: wanted input (..., {', '.join(map(str, shape))}), got {x.shape}")
     return shape

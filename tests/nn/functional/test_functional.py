@@ -89,8 +89,9 @@ def test_layer_norm_over_trailing_axes() -> None:
     np.testing.assert_allclose(F.layer_norm(x, (3, 4), w, b).numpy(), want * w + b, rtol=1e-10, atol=1e-12)
     with pytest.raises(ShapeError, match=r"layer_norm: wanted input \(\.\.\., 4, 3\), got \(2, 3, 4\)"):
         F.layer_norm(x, (4, 3))
-    with pytest.raises(ShapeError, match=r"layer_norm: normalized_shape .* got a Tensor .*; pass a scale as weight="):
-        F.layer_norm(x, w)
+    for scale in (w, w[0], tg.asarray(w), tg.asarray(w[0])):
+        with pytest.raises(ShapeError, match=r"(?s)layer_norm: normalized_shape .* got .*; pass a scale as weight="):
+            F.layer_norm(x, scale)  # type: ignore[arg-type]
 
 
 def test_normalize() -> None:
