@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import uuid
 from functools import cache
 from itertools import product
 
@@ -141,6 +142,13 @@ def test_attention_multiplies_on_tensor_cores(tf32):
         for arch in ARCHES:
             code = nvrtc.sass(compiled(text, flags, arch))
             assert ("HMMA.1688.F32.TF32" if tf32 else "HMMA.16816.F32.BF16") in code and "LDSM" in code
+
+
+def test_ptx_of_a_compilation_is_that_of_its_virtual_architecture():
+    kernel = next(kernel for kernel in DECLARED if kernel.file == "check.cu")
+    text, flags = f"// {uuid.uuid4()}\n{kernel.text()}", kernel.options({"T": np.dtype("int64")})
+    by_itself = nvrtc.ptx(text, flags, 80)
+    assert nvrtc.compile(text, flags, 80).ptx == by_itself == nvrtc.ptx(text, flags, 80)
 
 
 def test_every_file_is_reached():

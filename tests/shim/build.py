@@ -57,7 +57,7 @@ def compile_kernels(code: str, options: tuple[str, ...], check: bool, extra: str
         raise CompileError(why)
     defines, folders = split_options(options)
     text = f'# 1 "options"\n{defines}# 1 "kernel.cu"\n{code}\n# 1 "launch"\n{extra}\n'
-    key = _digest(_base_key(), text, repr(folders), repr(check), *_included(code, [Path(name) for name in folders]))
+    key = digest(_base_key(), text, repr(folders), repr(check), *included(code, [Path(name) for name in folders]))
     library = cache_folder() / f"kernel-{key}.so"
     if not library.exists():
         flags = (*FLAGS, *(CHECK_FLAGS if check else ()), *_linker(), *(f"-I{name}" for name in folders))
@@ -84,7 +84,7 @@ def runtime_library() -> Path:
 def compiled_c(name: str) -> Path:
     """The library made of one C file beside this one, which needs nothing else."""
     text = (HERE / name).read_text()
-    library = cache_folder() / f"{Path(name).stem}-{_digest(_base_key(), text)}.so"
+    library = cache_folder() / f"{Path(name).stem}-{digest(_base_key(), text)}.so"
     if not library.exists():
         command = [*_compiler(), "-x", "c", "-O1", "-fPIC", "-shared", str(HERE / name)]
         _compile(command, library, "", text)
@@ -129,10 +129,10 @@ def _base_key() -> str:
         repr((_compiler(), str(compiler), stamp.st_size, stamp.st_mtime_ns, platform.machine(), FLAGS, CHECK_FLAGS))
     ]
     parts += [path.read_text() for path in sorted(HERE.glob("*.h")) + [HERE / name for name in RUNTIME]]
-    return _digest(*parts, Path(__file__).read_text())
+    return digest(*parts, Path(__file__).read_text())
 
 
-def _digest(*parts: str) -> str:
+def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -172,7 +172,7 @@ def _compile(command: list[str], target: Path, text: str, shown: str, folder: st
     os.replace(partial, target)
 
 
-def _included(code: str, folders: list[Path]) -> list[str]:
+def included(code: str, folders: list[Path]) -> list[str]:
     """The texts of all headers that the code includes from these folders, directly or not."""
     found: dict[str, str] = {}
     waiting = [code]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import re
 import subprocess
 import tempfile
@@ -14,12 +15,15 @@ from typing import NoReturn
 
 import pytest
 
+from shim import build
+
 
 @dataclass(frozen=True)
 class Compiled:
-    """A cubin and, by kernel name, registers, bytes of spill stores and loads, and bytes of stack."""
+    """A cubin, its PTX, and by kernel name registers, bytes of spill stores and loads, and bytes of stack."""
 
     cubin: bytes
+    ptx: str
     usage: dict[str, tuple[int, int, int]]
 
 
@@ -58,7 +62,13 @@ def version() -> tuple[int, int]:
 
 
 def compile(text: str, options: tuple[str, ...], arch: int) -> Compiled:
-    """Compile CUDA C++ for ``sm_arch``.  Raises AssertionError with the compiler's log."""
+    """Compile CUDA C++ for ``sm_arch``, unless an earlier compilation of the same is still there.
+
+    Raises AssertionError with the compiler's log.
+    """
+    file = _file(text, options, arch)
+    if file.exists():
+        return pickle.loads(file.read_bytes())
     nvrtc = library()
     program = ctypes.c_void_p()
     assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
@@ -72,12 +82,29 @@ def compile(text: str, options: tuple[str, ...], arch: int) -> Compiled:
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     cubin = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, cubin)
+    compiled = Compiled(cubin.raw, _text(nvrtc, program, "PTX"), _usage(log))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return Compiled(cubin.raw, _usage(log))
+    partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+    partial.write_bytes(pickle.dumps(compiled))
+    os.replace(partial, file)
+    return compiled
+
+
+def _file(text: str, options: tuple[str, ...], arch: int) -> Path:
+    """Where the compilation of a text is kept, in the folder of those for the CPU."""
+    folders = [Path(name) for name in build.split_options(options)[1]]
+    parts = (repr(version()), text, repr(options), str(arch), *build.included(text, folders))
+    return build.cache_folder() / f"nvrtc-{build.digest(*parts)}"
 
 
 def ptx(text: str, options: tuple[str, ...], arch: int) -> str:
-    """The PTX of CUDA C++ for ``compute_arch``, by the options that CuPy adds.  Raises AssertionError with the log."""
+    """The PTX of CUDA C++ for ``compute_arch``, by the options that CuPy adds.  Raises AssertionError with the log.
+
+    It is that of ``sm_arch``, if that has been compiled.
+    """
+    file = _file(text, options, arch)
+    if file.exists():
+        return compile(text, options, arch).ptx
     nvrtc = library()
     program = ctypes.c_void_p()
     assert not nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
