@@ -23,7 +23,7 @@ Function = Callable[[Any], Any]
 
 
 def operations(lib: Any, axis: str) -> dict[str, Function]:
-    """The operations, by what tapegrad and PyTorch call alike; ``axis``: the name of that argument."""
+    """Return the operations that both libraries spell alike, by name; ``axis``: what they call that argument."""
     along = lambda n: {axis: n}
     return {
         "multiply": lambda x: x * x,
@@ -47,11 +47,11 @@ def operations(lib: Any, axis: str) -> dict[str, Function]:
 
 
 def named(tg: Any, torch: Any) -> dict[str, tuple[Function, Function]]:
-    """Operations that the two call otherwise."""
+    """Return each operation in both libraries, by name."""
     ours, theirs = tg.nn.functional, torch.nn.functional
     by_tg, by_torch = operations(tg, "axis"), operations(torch, "dim")
     pairs = {name: (by_tg[name], by_torch[name]) for name in by_tg}
-    pairs["sigmoid"] = tg.sigmoid if hasattr(tg, "sigmoid") else ours.sigmoid, torch.sigmoid
+    pairs["sigmoid"] = ours.sigmoid, torch.sigmoid
     pairs["gelu"] = ours.gelu, theirs.gelu
     pairs["softmax"] = lambda x: ours.softmax(x, dim=-1), lambda x: torch.softmax(x, -1)
     pairs["solve"] = (

@@ -191,7 +191,7 @@ def _pull_concat(ct: Tensor, xs_aval: Sequence[ShapedArray], i: int, *, axis: in
 
 
 _MOST_COPIES = 8
-"""Operands that a replay copies one by one; a single call of more takes less time where it is not machine code."""
+"""A replay copies up to so many operands one by one; for more of them, one call costs less where it is interpreted."""
 
 
 def _calls_of_concat(xp: Namespace, *xs: Array, axis: int, out: Array) -> list[Any]:

@@ -13,8 +13,8 @@ from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.group import Entry, meet
 from tapegrad.engine.cpu.native.loops import (
     OF_ELEMENTS,
+    Core,
     Loop,
-    columns_of,
     core_strides,
     loop_of,
     merged,
@@ -27,6 +27,8 @@ from tapegrad.engine.work import Call, Silenced
 _XP = CPU.xp
 _ARRAYS = (_XP.ndarray, Phantom)
 _MOST_AXES = 4
+_NAMES = {select: "where", convert: "cast"}
+"""What kernels call functions that are no ufuncs."""
 
 
 def entry_of(call: Call) -> Entry | None:
@@ -41,8 +43,8 @@ def entry_of(call: Call) -> Entry | None:
     name = getattr(f, "__name__", "")
     if f is _XP.copyto and len(arrays) == 2:
         arrays = arrays[::-1]
-    elif f in (select, convert):
-        name, (_, out, *reads) = {select: "where", convert: "cast"}[f], arrays
+    elif f in _NAMES:
+        name, (_, out, *reads) = _NAMES[f], arrays
         arrays = *reads, out
     elif name == "reduce" and getattr(f, "__self__", None) is _XP.add and len(arrays) == 5:
         return _sum(*arrays)
@@ -76,8 +78,8 @@ def _product(x: Array, y: Array, out: Array) -> Entry | None:
     spans = tuple(map(_span, arrays))
     if not x.dtype == y.dtype == out.dtype or any(meet(span, spans[-1]) for span in spans[:-1]):
         return None
-    loop = product_of(out.dtype, (*x.shape, y.shape[1]), tuple(s for a in arrays for s in core_strides(a)))
-    return None if loop is None else Entry("matmul", False, loop, arrays, (1,), ((0,),) * 3, spans)
+    loop, core = product_of(out.dtype), ((*x.shape, y.shape[1]), tuple(s for a in arrays for s in core_strides(a)))
+    return None if loop is None else Entry("matmul", False, loop, arrays, (1,), ((0,),) * 3, spans, core=core)
 
 
 def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool) -> Entry | None:
@@ -89,15 +91,16 @@ def _sum(x: Array, axes: tuple[int, ...], dtype: Any, out: Array, keepdims: bool
     kept, item = out.size, x.itemsize
     summed = x.size // kept
     loop = sum_of(dtype)
+    core: Core = ((), ())
     loops: Loops = (summed,), ((item,), (0,))
     if kept > 1 and sorted(axes) == [*range(x.ndim - len(axes), x.ndim)]:
         loops = (kept, summed), ((summed * item, item), (item, 0))
     elif kept > 1 and sorted(axes) == [*range(len(axes))]:
-        loop, loops = columns_of(dtype, summed, kept * item), ((kept,), ((item,), (item,)))
+        loops, core = ((kept,), ((item,), (item,))), ((summed,), (kept * item,))
     elif kept > 1:
         return None
     spans = _span(x), _span(out)
-    return None if loop is None or meet(*spans) else Entry("reduce", False, loop, (x, out), *loops, spans)
+    return None if loop is None or meet(*spans) else Entry("reduce", False, loop, (x, out), *loops, spans, core=core)
 
 
 Loops = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]

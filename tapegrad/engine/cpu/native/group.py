@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.emit import SAME, SCALAR, STRIDED, Structure
-from tapegrad.engine.cpu.native.loops import Loop
+from tapegrad.engine.cpu.native.loops import Core, Loop
 
 MOST_OPERANDS = 24
 _MOST_OPS = 40
@@ -36,6 +36,8 @@ class Entry(NamedTuple):
     spans: tuple[tuple[int, int], ...]
     silenced: bool = False
     """Whether it reports no floating-point errors."""
+    core: Core = ((), ())
+    """Sizes and strides that the loop reads behind its own; there are no other loops around it."""
 
 
 class Lifetime(NamedTuple):

@@ -101,21 +101,11 @@ def select_of(dtypes: tuple[DType, ...]) -> Loop | None:
 
 
 @cache
-def product_of(dtype: DType, sizes: tuple[int, int, int], strides: tuple[int, ...]) -> Loop | None:
-    """Return a loop that multiplies matrices as ``np.matmul`` does; None: it is unlike.
+def product_of(dtype: DType) -> Loop | None:
+    """Return a loop that multiplies a pair of matrices as ``np.matmul`` does; None: it is unlike.
 
-    ``sizes``: rows, summands and columns.  ``strides``: along both axes of the operands and the result.
+    Its core are rows, summands and columns, and the strides along both axes of the operands and the result.
     """
-    loop = _product_loop(dtype)
-    if loop is None:
-        return None
-    record = _XP.array([*loop[:3], 1, *sizes, 0, 0, 0, *strides], _XP.int64)
-    _owned.append(record)
-    return Loop(machine.product(), record.ctypes.data, 0, loop.flags)
-
-
-@cache
-def _product_loop(dtype: DType) -> Loop | None:
     loop = _resolved(_XP.matmul, (dtype, dtype, dtype)) if dtype.char in "fdFD" else None
     return loop if loop is not None and all(_multiplies(loop, dtype, n) for n in (1, 2, 3, 17, 64)) else None
 
@@ -125,11 +115,8 @@ def _multiplies(loop: Loop, dtype: DType, n: int) -> bool:
     random = _XP.random.default_rng(n)
     x, y = random.normal(size=(n, n + 1)).astype(dtype), random.normal(size=(n, n + 1)).astype(dtype).T
     expected, result = _XP.matmul(x, y, out=_XP.empty((n, n), dtype)), _XP.empty((n, n), dtype)
-    strides = [s for a in (x, y, result) for s in core_strides(a)]
     arrays = [x, y, result]
-    words = _XP.array([*(a.ctypes.data for a in arrays), 1, n, n + 1, n, 0, 0, 0, *strides], _XP.int64)
-    at = words.ctypes.data
-    function_at(loop.function)(loop.context, at, at + 24, at + 56, loop.auxdata)
+    call(loop, arrays, 1, [0, 0, 0], ((n, n + 1, n), [s for a in arrays for s in core_strides(a)]))
     return bool(result.tobytes() == expected.tobytes())
 
 
@@ -151,21 +138,11 @@ OF_ELEMENTS = {"copyto": copy_of, "where": select_of, "cast": cast_of}
 
 
 @cache
-def columns_of(dtype: DType, rows: int, way: int) -> Loop | None:
-    """Return a loop that sums ``rows`` rows, ``way`` bytes apart, as ``np.add.reduce`` does; None: it is unlike."""
-    total = sum_of(dtype)
-    if total is None:
-        return None
-    loop = loop_of(_XP.add, (dtype, dtype, dtype))
-    assert loop is not None
-    record = _XP.array([*loop[:3], dtype.itemsize, rows, way], _XP.int64)
-    _owned.append(record)
-    return Loop(machine.columns(), record.ctypes.data, 0, True)
-
-
-@cache
 def sum_of(dtype: DType) -> Loop | None:
-    """Return a loop that sums all elements of an array without gaps, as ``np.add.reduce`` does; None: it is unlike."""
+    """Return a loop that sums an array without gaps, or its rows, as ``np.add.reduce`` does; None: it is unlike.
+
+    See :func:`machine.reduction`: its core are the number of rows, and the bytes from one to the next.
+    """
     loop = loop_of(_XP.add, (dtype, dtype, dtype)) if dtype.char in "fd" else None
     if loop is None:
         return None
@@ -176,19 +153,25 @@ def sum_of(dtype: DType) -> Loop | None:
 
 
 def _sums(loop: Loop, dtype: DType, n: int) -> bool:
-    """Whether the loop gives NumPy's sum of ``n`` elements."""
-    x = _XP.random.default_rng(n).normal(size=n).astype(dtype)
-    result = _XP.zeros(1, dtype)
-    call(loop, [x, result], n, [x.itemsize, 0])
-    return bool(result.tobytes() == _XP.add.reduce(x).tobytes())
+    """Whether the loop gives NumPy's sums of ``n`` elements, and of three rows of so many."""
+    x = _XP.random.default_rng(n).normal(size=(3, n)).astype(dtype)
+    result, sums = _XP.zeros(1, dtype), _XP.zeros(n, dtype)
+    call(loop, [x[0], result], n, [x.itemsize, 0])
+    call(loop, [x, sums], n, [x.itemsize, x.itemsize], ((3,), (n * x.itemsize,)))
+    total = result.tobytes() == _XP.add.reduce(x[0]).tobytes()
+    return total and (n == 1 or sums.tobytes() == _XP.add.reduce(x, axis=0).tobytes())
 
 
-def call(loop: Loop, arrays: Sequence[Any], n: int, strides: Sequence[int]) -> None:
+Core = tuple[Sequence[int], Sequence[int]]
+"""Sizes and strides that a loop reads behind its own."""
+
+
+def call(loop: Loop, arrays: Sequence[Any], n: int, strides: Sequence[int], core: Core = ((), ())) -> None:
     """Call a loop once."""
-    words = _XP.array([*(x.ctypes.data for x in arrays), n, *strides], _XP.int64)
+    words = _XP.array([*(x.ctypes.data for x in arrays), n, *core[0], *strides, *core[1]], _XP.int64)
     data = words.ctypes.data
     sizes = data + 8 * len(arrays)
-    function_at(loop.function)(loop.context, data, sizes, sizes + 8, loop.auxdata)
+    function_at(loop.function)(loop.context, data, sizes, sizes + 8 + 8 * len(core[0]), loop.auxdata)
 
 
 def function_at(address: int) -> Callable[..., int]:

@@ -53,10 +53,10 @@ def _ready() -> tuple[Any, dict[str, int], str]:
     try:
         flags = _X86_FLAGS if is_x86() else _ARM_FLAGS
         moves = "".join((_COPY + _SELECT).replace("SIZE", str(n)).replace("BITS", str(8 * n)) for n in _MOVED)
-        casts = {_name_of_cast(*pair): _cast(*pair) for pair in CASTS}
-        names = ["run", "nest", "reduction", "columns", "product", "sequence", *casts]
+        casts = {_name_of_cast(*pair): _structure_of_cast(*pair) for pair in CASTS}
+        names = ["run", "nest", "reduction", "sequence", *casts]
         names += [f"{move}{n}" for n in _MOVED for move in _MOVES]
-        text = [_RUNNER, _NEST, _REDUCTION, _COLUMNS, _PRODUCT, _SEQUENCE, moves, flags]
+        text = [_RUNNER, _NEST, _REDUCTION, _SEQUENCE, moves, flags]
         text += [function(name, structure) for name, structure in casts.items()]
         made = compiled("\n".join(text), names, 2)
         kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -75,7 +75,7 @@ def select(itemsize: int) -> int:
     return _ready()[1].get(f"select{itemsize}", 0)
 
 
-def _cast(source: str, target: str) -> Structure:
+def _structure_of_cast(source: str, target: str) -> Structure:
     return Structure(((source, STRIDED),), (("cast", source, (0,), target),), ((1, STRIDED),))
 
 
@@ -88,28 +88,12 @@ def _name_of_cast(source: str, target: str) -> str:
     return f"cast.{source}{target}".replace("?", "b")
 
 
-def columns() -> int:
-    """Return the address of a loop that reduces the rows of its first operand to its second, zero bytes at first.
-
-    Its context is a record of six words: function, context and auxiliary data of a ufunc's loop, the itemsize, how many
-    rows there are, and the bytes from one to the next.  Neither operand has gaps along a row.
-    """
-    return _ready()[1]["columns"]
-
-
-def product() -> int:
-    """Return the address of a loop that multiplies one pair of matrices.
-
-    Its context is a record: function, context and auxiliary data of the loop of ``np.matmul``, then its sizes and
-    strides.
-    """
-    return _ready()[1]["product"]
-
-
 def reduction() -> int:
-    """Return the address of a loop that reduces its first operand to its second, an element of zero bytes at first.
+    """Return the address of a loop that reduces its first operand to its second, zero bytes at first.
 
-    Its context is a record of four words: function, context and auxiliary data of a ufunc's loop, and the itemsize.
+    Its context is a record of four words: function, context and auxiliary data of a ufunc's loop, and the itemsize.  A
+    result without a stride is one element; else, behind its own size and strides, the loop reads how many rows the
+    first operand has, and the bytes from one to the next, and reduces these.
     """
     return _ready()[1]["reduction"]
 
@@ -419,37 +403,6 @@ _REDUCTION = """
 declare void @llvm.memmove.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 define i32 @reduction(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
-  %function = load ptr, ptr %record
-  %context.p = getelementptr i64, ptr %record, i64 1
-  %context = load ptr, ptr %context.p
-  %auxdata.p = getelementptr i64, ptr %record, i64 2
-  %auxdata = load ptr, ptr %auxdata.p
-  %size.p = getelementptr i64, ptr %record, i64 3
-  %size = load i64, ptr %size.p
-  %from = load ptr, ptr %data
-  %to.p = getelementptr ptr, ptr %data, i64 1
-  %to = load ptr, ptr %to.p
-  call void @llvm.memset.p0.i64(ptr %to, i8 0, i64 %size, i1 false)
-  %pointers = alloca [3 x ptr]
-  store ptr %to, ptr %pointers
-  %second = getelementptr ptr, ptr %pointers, i64 1
-  store ptr %from, ptr %second
-  %third = getelementptr ptr, ptr %pointers, i64 2
-  store ptr %to, ptr %third
-  %steps = alloca [3 x i64]
-  store i64 0, ptr %steps
-  %step.p = getelementptr i64, ptr %steps, i64 1
-  %step = load i64, ptr %strides
-  store i64 %step, ptr %step.p
-  %last = getelementptr i64, ptr %steps, i64 2
-  store i64 0, ptr %last
-  %status = call i32 %function(ptr %context, ptr %pointers, ptr %dims, ptr %steps, ptr %auxdata)
-  ret i32 0
-}
-"""
-
-_COLUMNS = """
-define i32 @columns(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
 start:
   %function = load ptr, ptr %record
   %context.p = getelementptr i64, ptr %record, i64 1
@@ -458,30 +411,41 @@ start:
   %auxdata = load ptr, ptr %auxdata.p
   %size.p = getelementptr i64, ptr %record, i64 3
   %size = load i64, ptr %size.p
-  %rows.p = getelementptr i64, ptr %record, i64 4
-  %rows = load i64, ptr %rows.p
-  %way.p = getelementptr i64, ptr %record, i64 5
-  %way = load i64, ptr %way.p
   %from = load ptr, ptr %data
   %to.p = getelementptr ptr, ptr %data, i64 1
   %to = load ptr, ptr %to.p
-  %n = load i64, ptr %dims
-  %bytes = mul i64 %n, %size
-  call void @llvm.memset.p0.i64(ptr %to, i8 0, i64 %bytes, i1 false)
+  %step = load i64, ptr %strides
+  %to.step.p = getelementptr i64, ptr %strides, i64 1
+  %to.step = load i64, ptr %to.step.p
   %pointers = alloca [3 x ptr]
   store ptr %to, ptr %pointers
   %second = getelementptr ptr, ptr %pointers, i64 1
   %third = getelementptr ptr, ptr %pointers, i64 2
   store ptr %to, ptr %third
   %steps = alloca [3 x i64]
-  store i64 %size, ptr %steps
-  %step.2 = getelementptr i64, ptr %steps, i64 1
-  store i64 %size, ptr %step.2
-  %step.3 = getelementptr i64, ptr %steps, i64 2
-  store i64 %size, ptr %step.3
+  store i64 %to.step, ptr %steps
+  %step.p = getelementptr i64, ptr %steps, i64 1
+  store i64 %step, ptr %step.p
+  %last = getelementptr i64, ptr %steps, i64 2
+  store i64 %to.step, ptr %last
+  %one = icmp eq i64 %to.step, 0
+  br i1 %one, label %begin, label %several
+several:
+  %n = load i64, ptr %dims
+  %row.bytes = mul i64 %n, %size
+  %rows.p = getelementptr i64, ptr %dims, i64 1
+  %rows.given = load i64, ptr %rows.p
+  %way.p = getelementptr i64, ptr %strides, i64 2
+  %way.given = load i64, ptr %way.p
+  br label %begin
+begin:
+  %bytes = phi i64 [ %size, %start ], [ %row.bytes, %several ]
+  %rows = phi i64 [ 1, %start ], [ %rows.given, %several ]
+  %way = phi i64 [ 0, %start ], [ %way.given, %several ]
+  call void @llvm.memset.p0.i64(ptr %to, i8 0, i64 %bytes, i1 false)
   br label %row
 row:
-  %r = phi i64 [ 0, %start ], [ %next, %row ]
+  %r = phi i64 [ 0, %begin ], [ %next, %row ]
   %offset = mul i64 %r, %way
   %x = getelementptr i8, ptr %from, i64 %offset
   store ptr %x, ptr %second
@@ -490,20 +454,6 @@ row:
   %more = icmp slt i64 %next, %rows
   br i1 %more, label %row, label %done
 done:
-  ret i32 0
-}
-"""
-
-_PRODUCT = """
-define i32 @product(ptr %record, ptr %data, ptr %dims, ptr %strides, ptr %ignored) {
-  %function = load ptr, ptr %record
-  %context.p = getelementptr i64, ptr %record, i64 1
-  %context = load ptr, ptr %context.p
-  %auxdata.p = getelementptr i64, ptr %record, i64 2
-  %auxdata = load ptr, ptr %auxdata.p
-  %sizes = getelementptr i64, ptr %record, i64 3
-  %ways = getelementptr i64, ptr %record, i64 7
-  %status = call i32 %function(ptr %context, ptr %data, ptr %sizes, ptr %ways, ptr %auxdata)
   ret i32 0
 }
 """

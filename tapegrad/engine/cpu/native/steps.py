@@ -100,7 +100,7 @@ class Steps:
         f, silenced = (f.ufunc, True) if type(f) is Silenced else (f, False)
         values = (*operands, result)
         dtypes = tuple(self._dtypes[k] for k in values)
-        name: str = {"where": "where", "cast": "cast", CONTIGUOUS: "copyto"}.get(label, getattr(f, "__name__", ""))
+        name: str = label if label in OF_ELEMENTS else "copyto" if label == CONTIGUOUS else getattr(f, "__name__", "")
         of_elements = OF_ELEMENTS.get(name)
         loop = of_elements(dtypes) if of_elements else loop_of(f, dtypes) if type(f) is _XP.ufunc else None
         if loop is None:

@@ -20,7 +20,7 @@ from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.boxes import Part, Run, runs
 from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
-from tapegrad.engine.cpu.native.loops import Loop
+from tapegrad.engine.cpu.native.loops import Core, Loop
 from tapegrad.engine.work import Call
 
 _XP = CPU.xp
@@ -39,7 +39,7 @@ class FlaggedError(Exception):
 class _Row(NamedTuple):
     """A call that the machine makes: what of, its nest of loops, and the number of each operand's pointer.
 
-    ``flags``: whether its floating-point errors are reported.
+    ``flags``: whether its floating-point errors are reported.  ``core``: see :class:`Entry`.
     """
 
     name: str | None
@@ -48,6 +48,7 @@ class _Row(NamedTuple):
     strides: Sequence[Sequence[int]]
     pointers: Sequence[int]
     flags: bool
+    core: Core = ((), ())
 
 
 class _Pointers:
@@ -82,8 +83,8 @@ class _Rows:
             starts.append(8 * len(numbers))
             # The inner loop's size and strides come first: a loop without a nest looks at no others.
             inner_first = (-1, *range(len(row.shape) - 1))
-            numbers += [row.shape[a] for a in inner_first]
-            numbers += [s[a] for a in inner_first for s in row.strides]
+            numbers += [*(row.shape[a] for a in inner_first), *row.core[0]]
+            numbers += [*(s[a] for a in inner_first for s in row.strides), *row.core[1]]
             numbers += [*row.loop[:3], len(row.pointers), len(row.shape)]  # the record of a nest
         self._numbers = _XP.array(numbers, _XP.int64)
         counted = sum(machine.flag_bits().values())
@@ -91,7 +92,7 @@ class _Rows:
         for row, start in zip(rows, starts, strict=True):
             axes, count = len(row.shape), len(row.pointers)
             sizes = cxx.address(self._numbers) + start
-            strides = sizes + 8 * axes
+            strides = sizes + 8 * (axes + len(row.core[0]))
             called = row.loop[:3] if axes == 1 else (machine.nest(), strides + 8 * axes * count, 0)
             words += [*called, at, sizes, strides, row.flags * counted, 0]
             at += 8 * count
@@ -192,7 +193,7 @@ class Table:
     def _row(self, number: int) -> _Row:
         entry = self._entries[number]
         flags = entry.loop.flags and not entry.silenced
-        return _Row(entry.name, entry.loop, entry.shape, entry.strides, self._pointers.of(number), flags)
+        return _Row(entry.name, entry.loop, entry.shape, entry.strides, self._pointers.of(number), flags, entry.core)
 
     def _fuse(self) -> None:
         """Let kernels stand for the groups that have one."""
@@ -228,7 +229,8 @@ class Table:
         """Make ``call`` in place of the entry, whose arrays had the same layouts; False if it cannot be one."""
         entry = entry_of(call)
         old = self._entries[number]
-        if entry is None or (entry.loop, entry.shape, entry.strides) != (old.loop, old.shape, old.strides):
+        form = lambda e: (e.loop, e.shape, e.strides, e.core)
+        if entry is None or form(entry) != form(old):
             return False
         parts = [(n, part.of(entry)) for n, part in self._parts.get(number, ())]
         for n, changed in ((number, entry), *parts):
