@@ -1,13 +1,17 @@
 """Host memory: freed blocks are kept and lent again, because page faults on fresh memory cost as much as the work.
 
 A block is lent to one array.  Its owner object is the ``base`` of that array and of every view NumPy derives from
-it, so a block comes back exactly when no array refers to it any more.
+it, so a block comes back exactly when no array refers to it any more.  The finalizer of an owner is a C function: in
+one written in Python a Ctrl-C would be lost.  It queues the block, and the next call of the pool takes it back.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from math import prod
+from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -20,22 +24,32 @@ IDLE = 256 * 2**20  # idle bytes always allowed
 _PAGE = 4096
 
 
-_Block = tuple[np.ndarray, int]
-"""Memory, and where in it the first aligned byte lies: to ask for that takes as long as all else."""
+class _Block(NamedTuple):
+    """Memory, and the address of its first aligned byte: to ask for that takes as long as all else."""
+
+    memory: np.ndarray
+    address: int
+
+    @property
+    def size(self) -> int:
+        """Usable bytes."""
+        return self.memory.nbytes - _ALIGN
 
 
-class _Lease:
-    """Owner of one lent block; gives it back when the last array on it goes."""
+class _Owner:
+    """The owner of one lent block, which NumPy makes the ``base`` of an array."""
 
-    __slots__ = ("__array_interface__", "block", "pool")
+    __slots__ = ("__array_interface__", "__weakref__")
 
-    def __init__(self, pool: HostPool, block: _Block, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.pool = pool
-        self.block = block
-        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block[1], False)}
+    def __init__(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (address, False)}
 
-    def __del__(self) -> None:
-        self.pool.take_back(self.block)
+
+class _Lease(ref[_Owner]):
+    """A lent block, by its owner."""
+
+    __slots__ = ("block",)
+    block: _Block
 
 
 class HostPool:
@@ -47,21 +61,38 @@ class HostPool:
     def __init__(self) -> None:
         self._free: dict[int, list[_Block]] = {}
         self._lock = locks.lock()
-        self.lent_bytes = 0
-        self.idle_bytes = 0
+        self._leases: dict[int, _Lease] = {}
+        self._returned: deque[_Lease] = deque()
+        """The leases whose owner has gone."""
+        self._lent = self._idle = 0
         self.peak_lent_bytes = 0
         self.limit: int | None = None
         """Idle blocks are given up where they would exceed it together with what is live."""
-        self.live: Callable[[], int] = lambda: self.lent_bytes
+        self.live: Callable[[], int] = lambda: self._lent
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of the blocks that arrays use."""
+        self._take_back()
+        return self._lent
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the blocks that wait to be lent again."""
+        self._take_back()
+        return self._idle
 
     def make_way(self, nbytes: int) -> None:
         """So many bytes are to be taken from the system: give up idle blocks for them, if there is a limit."""
+        self._take_back()
         if self.limit is not None:
             with self._lock:
                 self._shrink(nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
         """An uninitialised C-contiguous array of ``shape``."""
+        if self._returned:
+            self._take_back()
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LEAST or dtype.kind == "V":
             return np.empty(shape, dtype)
@@ -70,47 +101,59 @@ class HostPool:
             blocks = self._free.get(size)
             if blocks:
                 block = blocks.pop()
-                self.idle_bytes -= size
+                self._idle -= size
                 if not blocks:
                     del self._free[size]
             else:
                 self._shrink(size)
                 memory = np.empty(size + _ALIGN, np.uint8)
                 address = memory.ctypes.data
-                block = memory, address + -address % _ALIGN
-            self.lent_bytes += size
-            self.peak_lent_bytes = max(self.peak_lent_bytes, self.lent_bytes)
-        return np.asarray(_Lease(self, block, shape, dtype))
+                block = _Block(memory, address + -address % _ALIGN)
+            owner = _Owner(block.address, shape, dtype)
+            lease = _Lease(owner, self._returned.append)
+            lease.block = block
+            self._leases[id(lease)] = lease
+            self._lent += size
+            self.peak_lent_bytes = max(self.peak_lent_bytes, self._lent)
+        return np.asarray(owner)
 
     def _shrink(self, nbytes: int) -> None:
         """Give up idle blocks until so many bytes more fit within the limit."""
         if self.limit is None:
             return
-        room = self.limit - max(self.lent_bytes, self.live()) - nbytes
-        while self._free and self.idle_bytes > room:
+        room = self.limit - max(self._lent, self.live()) - nbytes
+        while self._free and self._idle > room:
             size, blocks = next(iter(self._free.items()))
-            blocks.pop()
-            self.idle_bytes -= size
-            if not blocks:
+            if blocks:
+                blocks.pop()
+                self._idle -= size
+            else:
                 del self._free[size]
 
-    def take_back(self, block: _Block) -> None:
-        """Called by a lease: keep the block if few enough bytes lie idle, else let it go."""
-        size = block[0].nbytes - _ALIGN
-        with self._lock:
-            self.lent_bytes -= size
-            room = max(IDLE, self.peak_lent_bytes // 2)
-            if self.limit is not None:
-                room = min(room, self.limit - max(self.lent_bytes, self.live()))
-            if self.idle_bytes + size <= room:
-                self._free.setdefault(size, []).append(block)
-                self.idle_bytes += size
+    def _take_back(self) -> None:
+        """Keep the returned blocks while few enough bytes lie idle, and let the others go."""
+        while self._returned:
+            with self._lock:
+                if not self._returned:  # another thread was faster
+                    return
+                lease = self._returned.popleft()
+                if self._leases.pop(id(lease), None) is None:  # an interrupt came before it was lent
+                    continue
+                size = lease.block.size
+                self._lent -= size
+                room = max(IDLE, self.peak_lent_bytes // 2)
+                if self.limit is not None:
+                    room = min(room, self.limit - max(self._lent, self.live()))
+                if self._idle + size <= room:
+                    self._free.setdefault(size, []).append(lease.block)
+                    self._idle += size
 
     def free_all_blocks(self) -> None:
         """Give every idle block back to the system."""
+        self._take_back()
         with self._lock:
             self._free.clear()
-            self.idle_bytes = 0
+            self._idle, self._lent = 0, sum([lease.block.size for lease in self._leases.values()])
 
 
 POOL = HostPool()
