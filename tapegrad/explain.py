@@ -42,7 +42,7 @@ def _explained(group: list[Buffer], device: str | None) -> str:
     names = {id(b): f"x{i}" for i, b in enumerate(needed.leaves)}
     for number, b in enumerate(needed.order):
         names[id(b)] = f"v{number}"
-        operands = ", ".join(names[id(k)] for k in b.keeps)
+        operands = ", ".join(names[id(k)] for k in b.inputs)
         axes = f" over axes {b.node.params['axis']}" if isinstance(b.node.prim, Reduction) else ""
         asked = any(b is t for t in group)
         out = "  <- output" if asked else "  <- output, kept on the way" if any(b is t for t in targets) else ""

@@ -554,7 +554,7 @@ def identity_of(x: Tensor) -> Tensor:
 
 def alias(buffer: Buffer) -> Buffer:
     """A view of all of ``buffer`` (evaluated if need be), with a node of its own."""
-    out = Buffer(array_of(buffer), leaf(buffer.node.aval), (buffer.root(),))
+    out = Buffer(array_of(buffer), leaf(buffer.node.aval), base=buffer.root())
     account.current.renamed(out, buffer)
     for batch in thread.batches:
         batch.aliased(buffer, out)

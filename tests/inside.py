@@ -61,7 +61,7 @@ def weak(t: tg.Tensor) -> weakref.ref[Buffer]:
 def bytes_of_slots() -> int:
     """Return the bytes of all values on devices that the collector knows, each rounded up as the ledger counts it."""
     slots = (thing for thing in gc.get_objects() if type(thing) is Buffer and thing.array is not None)
-    own = (slot for slot in slots if not slot.keeps and type(slot.array) is not HostScalar)
+    own = (slot for slot in slots if slot.base is None and type(slot.array) is not HostScalar)
     return sum(-(-slot.node.aval.nbytes // GRAIN) * GRAIN for slot in own)
 
 

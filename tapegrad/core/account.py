@@ -62,8 +62,8 @@ class Account:
     def allocated(self, weak: ref[Buffer]) -> None:
         """The buffer has got bytes of its own; a weak reference of the account's tells when they go."""
 
-    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
-        """A pending buffer, which was to be made from ``keeps``, has got its bytes."""
+    def filled(self, buffer: Buffer, inputs: tuple[Buffer, ...]) -> None:
+        """A pending buffer, which was to be made from ``inputs``, has got its bytes."""
 
     def deferred(self, buffer: Buffer) -> None:
         """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""

@@ -1,6 +1,6 @@
 """Buffers: the cache slots of values.  Device bytes live here and nowhere else.
 
-A buffer is *pending* (lazy: ``array`` is None and ``keeps`` names the buffers its recipe reads), or *filled*.  Its
+A buffer is *pending* (lazy: ``array`` is None and ``inputs`` names the buffers its recipe reads), or *filled*.  Its
 bytes live as long as someone refers to the buffer: a tensor (held), a tape's record (wanted), a pending buffer (about
 to be read).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
 """
@@ -24,13 +24,14 @@ fills = 0
 class Buffer:
     """The cache slot of ``node``'s value.
 
-    ``keeps``: the inputs of a pending buffer, or the base of a view; ``span``: upper bounds on the pending nodes and
+    ``inputs``: of a pending buffer, what its recipe reads; ``base``: of a filled view, the buffer that owns its bytes;
+    ``span``: upper bounds on the pending nodes and
     the filled arrays that its evaluation takes in, and what the engine knows of these (None when filled); ``loop``: of
     a pending reduction, and of what is to be computed from its results in the same kernel, the shape it loops over and
     the axes it reduces.
     """
 
-    __slots__ = ("__weakref__", "array", "entry", "keeps", "loop", "node", "recipe", "span")
+    __slots__ = ("__weakref__", "array", "base", "entry", "inputs", "loop", "node", "recipe", "span")
     entry: Any
     """What the account knows of its bytes, from when it is told of them."""
     recipe: Any
@@ -42,16 +43,18 @@ class Buffer:
         self,
         array: Any,
         node: Node,
-        keeps: tuple[Buffer, ...] = NOTHING,
+        inputs: tuple[Buffer, ...] = NOTHING,
         span: tuple[Any, ...] | None = None,
         loop: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+        base: Buffer | None = None,
     ) -> None:
         self.array = array
         self.node = node
-        self.keeps = keeps
+        self.base = base
+        self.inputs = inputs
         self.span = span
         self.loop = loop
-        if array is not None and not keeps:
+        if array is not None and base is None:
             _got_bytes(ref(self, _gone))
 
     def told(self) -> None:
@@ -62,25 +65,22 @@ class Buffer:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
         global fills
         fills += 1
-        keeps, span, loop = before = self.keeps, self.span, self.loop
-        self.keeps, self.span, self.loop, self.array = NOTHING, None, None, array
+        before = self.inputs, self.span, self.loop
+        self.inputs, self.span, self.loop, self.array = NOTHING, None, None, array
         try:
             _got_bytes(ref(self, _gone))
         except BaseException:  # bytes that nobody counts must not stay
             self.array = None
-            self.keeps, self.span, self.loop = before
+            self.inputs, self.span, self.loop = before
             raise
 
     def root(self) -> Buffer:
         """The buffer that owns the bytes of a filled buffer: itself, or a view's base."""
-        found = self
-        while found.array is not None and found.keeps:
-            found = found.keeps[0]
-        return found
+        return self.base or self
 
 
 class Postponed(Buffer):
-    """A buffer whose node, of any kind, waits to be applied: until then it is pending, and ``keeps`` its inputs.
+    """A buffer whose node, of any kind, waits to be applied: until then it is pending.
 
     ``errors``: how NumPy treated floating-point errors where the node was recorded.
     """
@@ -97,7 +97,7 @@ def holding(arrays: Iterable[Any], nodes: Iterable[Node]) -> list[Buffer]:
     made: list[Buffer] = []
     for array, node in zip(arrays, nodes, strict=True):
         b = _new(Buffer)
-        b.array, b.node, b.keeps, b.span, b.loop = array, node, NOTHING, None, None
+        b.array, b.node, b.base, b.inputs, b.span, b.loop = array, node, None, NOTHING, None, None
         _got_bytes(ref(b, _gone))
         made.append(b)
     return made

@@ -12,7 +12,7 @@ from typing import Any
 from tapegrad.core import account, locks
 from tapegrad.core import buffer as buffers
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.buffer import Buffer, Postponed
+from tapegrad.core.buffer import NOTHING, Buffer, Postponed
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import Primitive
 from tapegrad.core.state import during, thread
@@ -41,8 +41,7 @@ def again(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
 def same(out: Buffer, source: Buffer) -> Buffer:
     """``out`` has the value of ``source``, which is filled: a view of all of it."""
     buffers.fills += 1
-    root = source.root() if source.keeps else source
-    out.array, out.keeps, out.span, out.loop = source.array, (root,), None, None
+    out.array, out.base, out.inputs, out.span, out.loop = source.array, source.root(), NOTHING, None, None
     return out
 
 
@@ -84,9 +83,9 @@ def catch_up(targets: Iterable[Buffer]) -> None:
                 b = stack.pop()
                 if b.node.index not in todo:
                     todo[b.node.index] = b
-                    stack += [k for k in b.keeps if k.postponed]
+                    stack += [k for k in b.inputs if k.postponed]
             for b in list(todo.values()):
-                beside = b.node.prim.apart(b.keeps)[1]
+                beside = b.node.prim.apart(b.inputs)[1]
                 if beside is not None:
                     todo.pop(beside.node.index, None)  # it is filled along
             during(_apply_all, todo, recorders=(), deferring=None)
@@ -105,7 +104,7 @@ def _apply_postponed(b: Postponed) -> None:
     try:
         b.postponed = False
         with treating_errors(b.errors):
-            thread.executor.run(b.node, b.keeps, b)
+            thread.executor.run(b.node, b.inputs, b)
     except BaseException:
         b.postponed = True
         raise
@@ -160,7 +159,7 @@ def waiting_below(node: Node, inputs: tuple[Buffer, ...]) -> Buffer | None:
         below = inputs[0]
         if not below.postponed:
             return below if below.loop is not None else None
-        node, inputs = below.node, below.keeps
+        node, inputs = below.node, below.inputs
     return None
 
 
@@ -179,7 +178,7 @@ def fill(targets: Iterable[Buffer]) -> None:
                 if b.array is None and not b.postponed:
                     pending.append(b)
                 elif b.array is None:
-                    below = waiting_below(b.node, b.keeps)
+                    below = waiting_below(b.node, b.inputs)
                     (postponed if below is None else waiting).append(b)
                     if below is not None:
                         pending.append(below)

@@ -167,7 +167,7 @@ class Executor:
             into.span, into.loop = span, loop
             return into
         out = _new(Buffer)  # it is told of when it gets its bytes
-        out.array, out.node, out.keeps, out.span, out.loop = None, node, inputs, span, loop
+        out.array, out.node, out.base, out.inputs, out.span, out.loop = None, node, None, inputs, span, loop
         if who is not None:
             who.deferred(out)
         return out
@@ -232,11 +232,11 @@ class Executor:
             beside.postponed = False
         if prim.view and aval.device.is_view(array, arrays[0]):
             source = inputs[0]
-            root = source.root() if source.keeps else source
+            root = source.root()
             if not (self.copies_slivers and region.is_sliver(array, aval, root)):
                 if into is None:
-                    return Buffer(array, node, (root,))
-                into.array, into.keeps, into.span, into.loop = array, (root,), None, None
+                    return Buffer(array, node, base=root)
+                into.array, into.base, into.inputs, into.span, into.loop = array, root, NOTHING, None, None
                 return into
             copy = lambda: self._told(work, arrays, self.do(make.copy_of(array, aval)), node, into)
             return account.current.in_room((aval,), (prim.name,), copy)
@@ -319,9 +319,9 @@ class Executor:
         work, who = kernel.work, account.current
         temporaries, outputs = self._evaluated(kernel)
         for b, out in zip(kernel.targets, outputs, strict=True):
-            keeps = b.keeps
+            inputs = b.inputs
             b.fill(out.reshape(b.node.aval.shape))
-            who.filled(b, keeps)
+            who.filled(b, inputs)
         who.ran(work.names, work.moves(outputs, temporaries))
         if work.scratch_bytes:
             who.scratch(work.scratch_bytes)
@@ -374,7 +374,8 @@ class Counted(Executor):
                 out = _new(Buffer)  # `__init__` would tell the account
                 out.array = array
                 out.node = node
-                out.keeps = NOTHING
+                out.base = None
+                out.inputs = NOTHING
                 out.span = out.loop = None
                 own = account.current.evaluated((site.runs or runs_of(site))[same], out, recorders)
             if not own:
@@ -441,10 +442,9 @@ class Plain(Executor):
                     array = getattr(array, prim.method)(*node.params.values())
                 else:
                     array = prim.impl(node.aval.device.xp, array, **node.params)
-                while source.keeps:
-                    source = source.keeps[0]
                 out = _new(Buffer)  # without `__init__`, as in `Counted.elementwise`
-                out.array, out.node, out.keeps, out.span, out.loop = array, node, (source,), None, None
+                out.array, out.node, out.base, out.inputs = array, node, source.base or source, NOTHING
+                out.span = out.loop = None
             else:
                 out = self._barrier(node, inputs, [array], None)
         elif prim.beside is not None or isinstance(prim, (Reduction, Drawn)):
@@ -529,9 +529,9 @@ class Budgeted(Counted):
 def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
     if into is None:
         return Buffer(array, node)
-    keeps = into.keeps
+    inputs = into.inputs
     into.fill(array)
-    account.current.filled(into, keeps)
+    account.current.filled(into, inputs)
     return into
 
 

@@ -73,7 +73,7 @@ def _single_ufunc(needed: region.Region, layouts: list[str]) -> Application | No
         return None
     if not prim.exact and STRIDED in layouts:  # a program copies such an operand
         return None
-    return Application(prim, [k.array for k in b.keeps], b.node.params, b.node.aval)
+    return Application(prim, [k.array for k in b.inputs], b.node.params, b.node.aval)
 
 
 class Application(Work):

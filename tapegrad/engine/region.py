@@ -99,7 +99,7 @@ class Region:
             if isinstance(b.node.prim, Reduction):
                 found.add(id(b))
             else:
-                for k in b.keeps:
+                for k in b.inputs:
                     if id(k) in found:
                         found.add(id(b))
                         break
@@ -120,7 +120,7 @@ class Region:
 def viewed(view: Buffer) -> Buffer:
     """The value that a pending view shows whole."""
     while view.array is None and view.node.prim.view:
-        view = view.keeps[0]
+        view = view.inputs[0]
     return view
 
 
@@ -140,7 +140,7 @@ def collect(targets: Iterable[Buffer]) -> Region:
             continue
         seen.add(id(buffer))
         order.append(buffer)
-        for b in buffer.keeps:
+        for b in buffer.inputs:
             if b.array is None:
                 stack.append(b)
             elif id(b) in reads:
@@ -217,8 +217,8 @@ class Reach:
             b = stack.pop()
             if b.array is None and id(b) not in self._within and not (b.span and len(b.span) > 2 and b.span[2] is self):
                 self._within.add(id(b))
-                self.grow(b.keeps)
-                stack += b.keeps
+                self.grow(b.inputs)
+                stack += b.inputs
         return True
 
     def grow(self, inputs: tuple[Buffer, ...]) -> None:
@@ -290,7 +290,7 @@ def _held(region: Region) -> set[int]:
     counts = references.elsewhere(region.order)  # before a local name refers to any of them
     readers: dict[int, int] = {}
     for b in region.order:
-        for k in b.keeps:
+        for k in b.inputs:
             readers[id(k)] = readers.get(id(k), 0) + 1
     return {id(b) for b, count in zip(region.order, counts) if count > readers.get(id(b), 0)}
 
@@ -307,7 +307,7 @@ def with_costly(region: Region, targets: list[Buffer]) -> list[Buffer]:
         if _is_costly(b):
             more.append(b)
         else:
-            wanted.update(id(k) for k in b.keeps)
+            wanted.update(id(k) for k in b.inputs)
     return [*targets, *more]
 
 
@@ -322,8 +322,8 @@ def stages(region: Region, targets: list[Buffer]) -> Stages:
         return Stages(region.order, [], [], late)
     totals = [b for b in region.order if isinstance(b.node.prim, Reduction)]
     after = [b for b in region.order if id(b) in late and not isinstance(b.node.prim, Reduction)]
-    early = _read_by([k for b in totals for k in b.keeps] + [b for b in targets if id(b) not in late], late)
-    beside = _read_by([k for b in after for k in b.keeps], late)
+    early = _read_by([k for b in totals for k in b.inputs] + [b for b in targets if id(b) not in late], late)
+    beside = _read_by([k for b in after for k in b.inputs], late)
     beside.update(id(b) for b in after)
     return Stages(
         [b for b in region.order if id(b) in early], totals, [b for b in region.order if id(b) in beside], late
@@ -338,7 +338,7 @@ def _read_by(buffers: list[Buffer], late: set[int]) -> set[int]:
         b = stack.pop()
         if b.array is None and id(b) not in found and id(b) not in late:
             found.add(id(b))
-            stack += b.keeps
+            stack += b.inputs
     return found
 
 

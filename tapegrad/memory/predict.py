@@ -340,9 +340,9 @@ class _Writes(dict[Cell, Any]):
         """Give the cells what they had, as it was or as a buffer that is counted."""
         for cell, (former, root) in self._aside.items():
             content, buffer = cell._content, former()
-            if buffer is None and content.keeps:
-                under = root() or Buffer(content.keeps[0].array, content.keeps[0].node)
-                buffer = Buffer(content.array, content.node, (under,))
+            if buffer is None and content.base is not None:
+                under = root() or Buffer(content.base.array, content.base.node)
+                buffer = Buffer(content.array, content.node, base=under)
             elif buffer is None:
                 buffer = Buffer(content.array, content.node)
             cell._content = buffer
@@ -353,8 +353,8 @@ class _Writes(dict[Cell, Any]):
 
 
 def _uncounted(buffer: Buffer) -> Buffer:
-    keeps = (_uncounted(buffer.keeps[0]),) if buffer.keeps else ()
-    double = Buffer(None, buffer.node, keeps)
+    base = None if buffer.base is None else _uncounted(buffer.base)
+    double = Buffer(None, buffer.node, buffer.inputs, base=base)
     double.array = buffer.array  # only now: nobody is told
     return double
 

@@ -133,7 +133,7 @@ def _writing(device: Device, rows: Array, new: Array) -> Callable[[Array], objec
 
 def _owner(cell: Cell) -> Buffer | None:
     """The buffer that owns the bytes of a cell's content, if nothing but the cell refers to them."""
-    is_view = bool(cell.get().keeps)
+    is_view = cell.get().base is not None
     if not _is_whole(cell.get()) or _references(cell) != _ALONE[is_view]:
         return None
     owner: Buffer = cell.get().root()
@@ -142,10 +142,10 @@ def _owner(cell: Cell) -> Buffer | None:
 
 def _is_whole(content: Buffer) -> bool:
     """Whether a variable's content is all of the memory of an array of the engine's own."""
-    if content.array is None or len(content.keeps) > 1:
+    if content.array is None:
         return False
     root, array, aval = content.root(), content.array, content.node.aval
-    if root.array is not array or root.keeps or root.node.params is SHARED or aval.nbytes <= _LEAST:
+    if root.array is not array or root.node.params is SHARED or aval.nbytes <= _LEAST:
         return False
     if not array.flags.c_contiguous or phantom.is_phantom(array) or aval.device.kind != "cpu":
         return bool(array.flags.c_contiguous)
@@ -155,20 +155,20 @@ def _is_whole(content: Buffer) -> bool:
 def _references(cell: Cell) -> list[int]:
     """How often the content of a cell, the owner of its bytes, which may be itself, and the array are referred to."""
     content = cell.get()
-    root = content.keeps[0] if content.keeps else content
+    root = content.base or content
     return elsewhere((content, root, root.array))
 
 
 class _Stand:
     """As buffers look."""
 
-    def __init__(self, array: object, keeps: tuple[object, ...]) -> None:
-        self.array, self.keeps = array, keeps
+    def __init__(self, array: object, base: object) -> None:
+        self.array, self.base = array, base
 
 
 def _held_once(is_view: bool) -> Cell:
     array = object()
-    return Cell(_Stand(array, (_Stand(array, ()),) if is_view else ()))
+    return Cell(_Stand(array, _Stand(array, None) if is_view else None))
 
 
 _ALONE = {is_view: _references(_held_once(is_view)) for is_view in (False, True)}

@@ -45,7 +45,7 @@ def of_kernel(kernel: Kernel) -> float:
     for b in () if kernel.work.device.lazy else kernel.region.order:
         prim = b.node.prim
         if not prim.view:
-            over = b.keeps[0].node.aval if isinstance(prim, Reduction) else b.node.aval
+            over = b.inputs[0].node.aval if isinstance(prim, Reduction) else b.node.aval
             cost += _PASS * _PASSES.get(prim.name, 1) * over.nbytes
     return cost
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import starmap
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any
 
 from tapegrad.core import account, threads
@@ -38,7 +38,6 @@ _LEAST = 2
 """Calls of a graph: for less it costs as much as it saves."""
 _HOLDERS = 2
 """Who holds what a variable holds beside the list that is looked at: its cell, and the replay by cells."""
-_KEEPS = attrgetter("keeps")
 _PRODUCTS = frozenset({"matmul", "matmul_tf32"})
 _MOST_SCRATCH = 2**28
 """Bytes that one work may take for itself inside a graph."""
@@ -258,7 +257,7 @@ class GraphReplay(Replay):
 
     def _all_ours(self) -> bool:
         """Whether nobody but the cells and this replay holds what the variables held."""
-        return most(self._held) <= _HOLDERS and not any(map(_KEEPS, self._held))
+        return most(self._held) <= _HOLDERS and all(b.base is None and b.array is not None for b in self._held)
 
 
 def _one_by_one(calls: Sequence[Call]) -> None:

@@ -485,7 +485,7 @@ def first_difference(program: Program, tensors: Sequence[Tensor]) -> str | None:
 def _is_ours(cell: Cell, contents: dict[Cell, Buffer]) -> bool:
     """Whether nobody but the cell and the replay has what the cell held: no handle, no view of it, no tape."""
     content = contents[cell]
-    if content is not cell.get() or content.keeps:
+    if content is not cell.get() or content.base is not None or content.array is None:
         return False
     del content
     return elsewhere([contents[cell]]) == [2]

@@ -70,7 +70,7 @@ def program(region: Region, layouts: list[str], targets: list[Buffer], xp: Any) 
                 node.prim,
                 node.aval.dtype.char,
                 node.params.get("dtype"),
-                tuple(map(number.__getitem__, map(id, b.keeps))),
+                tuple(map(number.__getitem__, map(id, b.inputs))),
             )
         )
         number[id(b)] = len(number)
@@ -120,7 +120,7 @@ class _Emitter:
         ops = [op for b in self.region.order for op in self._ops(b)]
         last = {key: position for position, op in enumerate(ops) for key in op.reads}
         reductions = [(b, prim) for b in self.region.order if isinstance(prim := b.node.prim, primitive.Reduction)]
-        last.update((id(b.keeps[0]), len(ops)) for b, _ in reductions)  # stays where it is until the tile's end
+        last.update((id(b.inputs[0]), len(ops)) for b, _ in reductions)  # stays where it is until the tile's end
         for position, op in enumerate(ops):
             operands = tuple(self._read(key, op.loose) for key in op.reads)
             dying = {
@@ -149,7 +149,7 @@ class _Emitter:
 
     def _ops(self, b: Buffer) -> Iterator[_Op]:
         """What computes a value of the region: of a formula each step, else one op; of a reduction nothing."""
-        prim, dtype, reads = b.node.prim, b.node.aval.dtype, tuple(map(id, b.keeps))
+        prim, dtype, reads = b.node.prim, b.node.aval.dtype, tuple(map(id, b.inputs))
         if isinstance(prim, primitive.Reduction):
             return
         if not isinstance(prim, primitive.Elementwise):
@@ -176,14 +176,14 @@ class _Emitter:
 
     def _lines(self, prim: primitive.Elementwise, b: Buffer) -> tuple[Line | Array, ...]:
         """The steps of a primitive's formula; none if it has no formula, or is computed in another dtype."""
-        dtypes = tuple(k.node.aval.dtype for k in b.keeps)
+        dtypes = tuple(k.node.aval.dtype for k in b.inputs)
         if prim.formula is None or not (prim.exact or all(accumulator(dtype) == dtype for dtype in dtypes)):
             return ()
         return trace(prim.formula, dtypes)
 
     def _reduction(self, b: Buffer, prim: primitive.Reduction) -> Reduction:
         dtype = accumulator(b.node.params.get("dtype") or b.node.aval.dtype)
-        operand = self._read(id(b.keeps[0]), (STRIDED, SCALAR))
+        operand = self._read(id(b.inputs[0]), (STRIDED, SCALAR))
         return Reduction(prim.ufunc, operand, self.output[id(b)] - self.first_output, dtype)
 
     def _take(self, dtype: Any, reusable: dict[int, Any]) -> int:

@@ -71,7 +71,7 @@ def _reading(dtype: Any, kind: str) -> str:
 
 def late_of(region: Region, stages: Stages) -> list[int]:
     """Numbers of the leaves that what follows a reduction reads."""
-    read = {id(k) for b in stages.epilogue for k in b.keeps}
+    read = {id(k) for b in stages.epilogue for k in b.inputs}
     return [i for i, b in enumerate(region.leaves) if id(b) in read]
 
 
@@ -186,7 +186,7 @@ class Element:
             lines.append(f"b{i}.at[j] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
         for i, (b, r) in enumerate(zip(self.stages.totals, self.reductions)):
             wide = cxx.compute(r.wide)
-            value = f"tg_cast<{wide}>({self.name[id(b.keeps[0])]})"
+            value = f"tg_cast<{wide}>({self.name[id(b.inputs[0])]})"
             lines.append(f"t{i}[j % M] = tg_{r.ufunc}<{wide}>::join(t{i}[j % M], {value});")
         return lines
 
@@ -244,8 +244,8 @@ class Element:
         prim = b.node.prim
         if not isinstance(prim, Elementwise) or prim.cxx is None:
             raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
-        names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.keeps)}
-        first = b.keeps[0].node.aval.dtype if b.keeps else b.node.aval.dtype
+        names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.inputs)}
+        first = b.inputs[0].node.aval.dtype if b.inputs else b.node.aval.dtype
         out = cxx.compute(first if prim.converts and cxx.is_half(b.node.aval.dtype) else b.node.aval.dtype)
         found = prim.cxx.format(**names, type=cxx.compute(first), out_type=out)
         return f"{out}({found})"

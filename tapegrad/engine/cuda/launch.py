@@ -93,7 +93,7 @@ def plan(
     """The loop over ``shape``, how each leaf is read, and how the kernel walks; ``full``: outputs of full size."""
     drawn = element.drawn_of(region)
     tiled = any(element.template_of(b) == TILED for b in drawn)
-    early = {id(k) for b in (*stages.loop, *stages.totals) for k in b.keeps}
+    early = {id(k) for b in (*stages.loop, *stages.totals) for k in b.inputs}
     in_loop = [i for i, b in enumerate(region.leaves) if id(b) in early]
     loop, found = layouts.loop_of(shape, axes, [leaves[i] for i in in_loop], full, tiled)
     loop = replace(loop, strides={in_loop[i]: strides for i, strides in loop.strides.items()})
@@ -320,7 +320,7 @@ def structure(region: Region, targets: list[Buffer]) -> tuple[Any, ...]:
     for b in region.order:
         node = b.node
         code.append(
-            (node.prim, node.aval.dtype, node.params.get("dtype"), tuple(map(number.__getitem__, map(id, b.keeps))))
+            (node.prim, node.aval.dtype, node.params.get("dtype"), tuple(map(number.__getitem__, map(id, b.inputs))))
         )
         number[id(b)] = len(number)
     leaves = tuple(map(_dtype, region.leaves))

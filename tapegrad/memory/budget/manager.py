@@ -248,12 +248,12 @@ class Manager(Account):
             if answer is not RECOMPUTE:
                 fill((buffer,))
 
-    def filled(self, buffer: Buffer, keeps: tuple[Buffer, ...]) -> None:
+    def filled(self, buffer: Buffer, inputs: tuple[Buffer, ...]) -> None:
         """A pending buffer has become a storage of its own."""
         graph = self._present()
         recipe = None if graph is None else graph.recipes.get(buffer.node.index)
         if graph is not None and recipe is not None:
-            self._storages.filled(graph, recipe, keeps)
+            self._storages.filled(graph, recipe, inputs)
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
         """A record wants ``buffers``; those with a recipe may be dropped later."""

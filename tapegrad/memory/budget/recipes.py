@@ -290,7 +290,7 @@ class Graph:
         recipe = self.recipes.get(buffer.node.index)
         if recipe is None:
             if buffer.array is not None:
-                if buffer.keeps or buffer.node.params is SHARED:
+                if buffer.base is not None or buffer.node.params is SHARED:
                     self._note_shared(buffer)
                 elif not hasattr(buffer, "recipe"):
                     buffer.recipe = _NO_RECIPE  # and never will have one
@@ -387,7 +387,7 @@ def bytes_held_for(recipe: Recipe) -> int:
     del i
     counts = references.elsewhere(leaves.values())
     ours = [b for (key, b), n in zip(leaves.items(), counts, strict=True) if n <= known[key]]
-    return sum(b.node.aval.nbytes for b in ours if b.array is not None and not b.keeps)
+    return sum(b.node.aval.nbytes for b in ours if b.array is not None and b.base is None)
 
 
 _new = Recipe.__new__
@@ -410,7 +410,7 @@ def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
             buffers[id(value)] = value
             known[id(value)] += kept is not None and kept.buffer is value
     value = kept = None
-    known.update(id(b) for pending in buffers.values() for b in pending.keeps)
+    known.update(id(b) for pending in buffers.values() for b in pending.inputs)
     counts = references.elsewhere(buffers.values())
     return [b for (key, b), n in zip(buffers.items(), counts, strict=True) if n > known[key]]
 
@@ -423,7 +423,7 @@ def roots(buffer: Buffer) -> list[Buffer]:
     seen: set[int] = set()
     stack = [buffer]
     while stack:
-        for b in stack.pop().keeps:
+        for b in stack.pop().inputs:
             if b.array is not None:
                 root = b.root()
                 owners[id(root)] = root
@@ -431,6 +431,10 @@ def roots(buffer: Buffer) -> list[Buffer]:
                 seen.add(id(b))
                 stack.append(b)
     return list(owners.values())
+
+
+def _held_by(b: Buffer) -> tuple[Buffer, ...]:
+    return b.inputs if b.base is None else (b.base,)
 
 
 def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
@@ -451,11 +455,11 @@ def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
         known[id(b)] += 1
         if id(b) not in buffers:
             buffers[id(b)] = b
-            stack += b.keeps
+            stack += _held_by(b)
     del b
     reaching: set[int] = set()
     for key, index, below in sorted(
-        ((key, b.node.index, tuple(map(id, b.keeps))) for key, b in buffers.items()), key=itemgetter(1)
+        ((key, b.node.index, tuple(map(id, _held_by(b)))) for key, b in buffers.items()), key=itemgetter(1)
     ):
         if index == target or any(k in reaching for k in below):
             reaching.add(key)

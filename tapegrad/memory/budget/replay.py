@@ -161,7 +161,7 @@ def _made(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
     recipe.times += 1
     if recipe.node.prim is LEAF:  # the same bytes under another node
         (source,) = inputs
-        return Buffer(array_of(source), recipe.node, (source.root(),))
+        return Buffer(array_of(source), recipe.node, base=source.root())
     return again(recipe.node, inputs)
 
 

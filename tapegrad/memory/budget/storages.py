@@ -92,7 +92,7 @@ class Storages:
 
     def register(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
         """A kept value has a buffer: it holds the bytes of these storages."""
-        if buffer.array is not None and not buffer.keeps:
+        if buffer.array is not None and buffer.base is None:
             self._hold(graph, recipe, recipe)
             return
         for root in roots(buffer):
@@ -153,12 +153,12 @@ class Storages:
             self.candidates.unspare(recipe, graph)
 
     @guarded
-    def filled(self, graph: Graph, recipe: Recipe, keeps: tuple[Buffer, ...]) -> None:
+    def filled(self, graph: Graph, recipe: Recipe, inputs: tuple[Buffer, ...]) -> None:
         """A pending value has got bytes of its own: who kept it, or what is to be made from it, holds these now."""
         self.register_new()
         index = recipe.node.index
         holders = {index} if recipe.keeping() is not None else set()
-        for b in keeps:
+        for b in inputs:
             for root in roots(b):
                 below = graph.recipes.get(root.node.index)
                 if below is not None and below.storage is not None:

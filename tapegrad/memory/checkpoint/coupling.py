@@ -252,7 +252,7 @@ class _Call(Checkpoint):
     def _rerun(self, trace: RerunTrace, watch: Lookout) -> int:
         """``f(b)``, recorded, and ``a`` brought back with its value; the index of the node of ``f(b)``."""
         buffer, out = self.coupling.read()
-        b = Buffer(array_of(buffer), self._b, (buffer.root(),))  # so whoever follows the value b follows this
+        b = Buffer(array_of(buffer), self._b, base=buffer.root())  # so whoever follows the value b follows this
         for r in thread.recorders:
             if isinstance(r, Pusher):
                 r.carry(buffer, b)

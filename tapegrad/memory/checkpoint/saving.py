@@ -58,7 +58,7 @@ class Noting(Above):
                 self._ask(b)
         if out.array is None:
             self._pending.add(node.index)
-        elif not out.keeps:
+        elif out.base is None:
             self._ask(out)
         return out
 
@@ -129,7 +129,7 @@ class Taking(Postponing):
                 raise
             except Exception:  # the tier has lost it: the rerun has its inputs
                 return super().value(node, inputs)
-        return Buffer(array_of(value), node, (value.root(),))
+        return Buffer(array_of(value), node, base=value.root())
 
     def _fetch(self, value: Moved, node: Node) -> Buffer:
         out = value.fetch(node)

@@ -149,7 +149,7 @@ class _OnDisk:
         self._back = tuple(order.index(i) for i in range(len(order)))
         array: Any = array_of(buffer).transpose(order)
         aval = self.node.aval.with_shape(array.shape)
-        self._slot = disk.put(Buffer(array, leaf(aval), (buffer.root(),)))
+        self._slot = disk.put(Buffer(array, leaf(aval), base=buffer.root()))
 
     def get(self) -> Buffer:
         """The value in memory, laid out as it was: what reads it must round as before."""

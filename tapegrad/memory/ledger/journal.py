@@ -106,7 +106,7 @@ class Journal:
         if self.spool is not None:
             self.spool.op(self, row, touches)
         if now <= RECOMPUTE:
-            entries = [of(b.root() if b.keeps else b) for b in inputs if b.array is not None]
+            entries = [of(b.root()) for b in inputs if b.array is not None]
             self._used(entries, seq, now)
 
     def read(self, entries: Iterable[Entry | None]) -> None:

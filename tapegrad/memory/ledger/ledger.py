@@ -373,7 +373,7 @@ class Ledger(Account):
         """Enter what got bytes while nobody counted."""
         for weak in list(_buffer.uncounted):
             b = weak()
-            if b is not None and b.array is not None and not b.keeps and type(b.array) not in (HostScalar, Phantom):
+            if b is not None and b.array is not None and b.base is None and type(b.array) not in (HostScalar, Phantom):
                 try:
                     if self._enter(b, *_old(b)):
                         self.room -= rounded(b.node.aval.nbytes)
@@ -658,7 +658,7 @@ class Ledger(Account):
             if b.array is not None:
                 self._relabel(b.root(), "activation", holder)
             elif self._wanted.add(b):
-                waiting += b.keeps  # what a pending buffer is to be made from is kept for the rule's sake, too
+                waiting += b.inputs  # what a pending buffer is to be made from is kept for the rule's sake, too
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
