@@ -59,16 +59,14 @@ def old_objects() -> None:
     """
     from inside import forget_constants
 
-    from tapegrad.core import buffer
-    from tapegrad.memory.ledger.ledger import LEDGER
+    from tapegrad.core.storage import METER
     from tapegrad.memory.ledger.phase import STEPS
 
     STEPS.restart()
     forget_constants()
     gc.collect()
     gc.freeze()
-    buffer.uncounted.clear()
-    LEDGER.forget(0)
+    METER.forget(METER.storages)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 import tapegrad as tg
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core.aval import GRAIN, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.distributed import group
 from tapegrad.engine import executor
-from tapegrad.memory.ledger.figures import GRAIN
 from tapegrad.nn.layers import layer
 
 devices = importlib.import_module("tapegrad.device")  # not the function of that name

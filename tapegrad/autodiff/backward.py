@@ -14,7 +14,7 @@ from typing import Any
 
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
-from tapegrad.autodiff.compiled import Cotangent, listed
+from tapegrad.autodiff.compiled import listed
 from tapegrad.autodiff.records import Applied, Called, Record
 from tapegrad.autodiff.windows import Windows
 from tapegrad.autodiff.zeros import zeros_of
@@ -139,8 +139,6 @@ def tensor_of(ct: object, aval: ShapedArray | None) -> Tensor:
     """A cotangent as a tensor."""
     if type(ct) is Buffer:
         return Tensor(ct)
-    if type(ct) is Cotangent:
-        return Tensor(ct.buffer())
     if type(ct) is IndexedSlices:
         return ct.to_dense()
     if type(ct) is Windows:
@@ -164,8 +162,6 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cota
         have = cts.get(index)
         if have is None:
             cts[index] = g
-        elif type(g) is Cotangent and type(have) is Cotangent:
-            cts[index] = _sum(pull, record.node, have, g, g.step.aval)
         elif type(have) is not type(g):
             cts[index] = add(tensor_of(have, record.node.aval), tensor_of(g, record.node.aval))
         elif type(g) is Buffer:

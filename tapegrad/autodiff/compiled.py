@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple
-from weakref import ref
 
-from tapegrad.core import account
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.primitive import Elementwise, Primitive, Site
-from tapegrad.core.run import Evaluated, Run
 from tapegrad.core.state import during, executed, thread
 from tapegrad.device.types import Params
 from tapegrad.engine.executor import PLAIN, Executor
@@ -29,7 +27,6 @@ from tapegrad.tensor import Tensor
 
 Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
 Pull = Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
-Together = Callable[[Any, Sequence[Any], Any], Sequence[Any] | None]
 Constant = tuple[Any, Any, Any]
 """Value, dtype, device."""
 
@@ -91,46 +88,17 @@ class Step(NamedTuple):
     dead: tuple[int, ...]
 
 
-class Cotangent:
-    """An array that ``step`` has made in a walk, and that an account knows; its buffer, if somebody has asked for one.
-
-    Made without ``__init__``, as records are.
-    """
-
-    __slots__ = ("array", "owner", "step")
-    array: Any
-    step: Step
-    owner: Buffer
-
-    def buffer(self) -> Buffer:
-        """Its buffer."""
-        if not hasattr(self, "owner"):
-            step = self.step
-            out = Buffer(None, Node(step.prim, step.params, step.aval, step.site))
-            out.array = self.array
-            account.current.owned(out)
-            self.owner = out
-        return self.owner
-
-
 class Steps:
     """Steps on values by number: the cotangent, residuals, constants, then the results of the steps in order.
 
     ``pull(ct, residuals)``: what they yield on arrays, from an array and buffers (None: some buffer is not filled).
-    ``together(ct, residuals, who)``: the same from what has arrays, as cotangents, of which ``who``, the account in
-    force, is told in one step (None: the steps must be run one by one).
     """
 
-    def __init__(
-        self, constants: list[Constant], steps: list[Step], results: list[int], arguments: list[ShapedArray]
-    ) -> None:
+    def __init__(self, constants: list[Constant], steps: list[Step], results: list[int], arguments: int) -> None:
         self._constants, self._steps, self._results = constants, steps, results
-        self._arguments = len(arguments)
-        self._first = len(arguments) + len(constants)
-        self.pull: Pull = self._pull()
-        self._made = [i for i in dict.fromkeys(results) if i >= self._first]
-        self._tellable = self._runs(arguments)
-        self.together: Together = self._first_together
+        self._arguments, self._first = arguments, arguments + len(constants)
+        self.pull: Pull = self._compiled("a0, residuals", counted=False)
+        self._counted: Callable[..., Any] | None = None
         for c in constants:  # there from now on, as if the rules had run
             constant(*c)
 
@@ -143,119 +111,68 @@ class Steps:
         if self._constants:
             values += [constant(*c) for c in self._constants]
         executor = thread.executor
-        for step in self._steps:
-            inputs = tuple([values[i] for i in step.operands])
-            for i in step.dead:
+        for prim, params, aval, site, operands, dead in self._steps:
+            inputs = tuple([values[i] for i in operands])
+            for i in dead:
                 values[i] = None
-            run = executor.run if step.site is None else executor.run_elementwise
-            values.append(run(Node(step.prim, step.params, step.aval, step.site), inputs))
+            run = executor.run if site is None else executor.run_elementwise
+            values.append(run(Node(prim, params, aval, site), inputs))
             del inputs
         return [values[i] for i in self._results]
 
-    def _runs(self, arguments: list[ShapedArray]) -> tuple[Run, Run] | None:
-        """What an account is told, and where the cotangent is one element, repeated; None: it must follow each step."""
-        if self._constants and not all(a.ndim for a in arguments):  # one of them may be a constant itself
-            return None
-        if any(self._arguments <= i < self._first for i in self._results):
-            return None
-        if any(step.site is None or not step.site.small for step in self._steps):
-            return None
-        sizes = [a.nbytes for a in arguments] + [dtype.itemsize for _, dtype, _ in self._constants]
-        return self._run(sizes), self._run([arguments[0].dtype.itemsize, *sizes[1:]])
+    def count(self, ct: Buffer, residuals: Sequence[Buffer], made: Callable[..., Buffer]) -> Sequence[Buffer] | None:
+        """Cotangents, of whose steps ``made(step, array, *operands)`` makes buffers.
 
-    def _run(self, sizes: list[int]) -> Run:
-        """The run of the steps, if their operands have so many bytes."""
-        nodes = []
-        for step in self._steps:
-            nbytes = step.aval.nbytes
-            moved = sum([sizes[i] for i in set(step.operands)]) + nbytes
-            gone = tuple([i - self._first for i in step.dead if i >= self._first])
-            nodes.append(Evaluated(step.prim.name, nbytes, moved, gone))
-            sizes.append(nbytes)
-        return Run(tuple(nodes), tuple([i - self._first for i in self._made]))
-
-    def _first_together(self, ct: Any, residuals: Sequence[Any], who: Any) -> Sequence[Any] | None:
-        self.together = self._together()
-        return self.together(ct, residuals, who)
+        None: some buffer is not filled, or not all steps are small, so that they must be run one by one.
+        """
+        if self._counted is None:
+            small = all(step.site is not None and step.site.small for step in self._steps)
+            self._counted = self._compiled("b0, residuals, made", counted=True) if small else lambda *args: None
+        return self._counted(ct, residuals, made)
 
     # Code ------------------------------------------------------------------------------------------------------
 
-    def _pull(self) -> Pull:
-        arguments = [f"a{i}" for i in range(self._arguments)]
-        lines = [f"a{i} = residuals[{i - 1}].array" for i in range(1, self._arguments)]
-        lines.append(f"if {' or '.join(f'{a} is None' for a in arguments)}: return None")
-        known, names = self._run_on_arrays(lines)
-        return _compiled("pull(a0, residuals)", [*lines, f"return {_tuple(names[i] for i in self._results)}"], known)
-
-    def _together(self) -> Together:
-        """Each array must have bytes of its own and come once; only the cotangent may be one element, repeated."""
-        if self._tellable is None:
-            return _nothing_together
+    def _compiled(self, parameters: str, counted: bool) -> Callable[..., Any]:
+        """A function that runs the steps on arrays; ``counted``: and makes a buffer of each result."""
         rest = range(1, self._arguments)
-        lines = ["try:", "    a0 = ct.array"]  # a plain array has none
-        lines += [f"    a{i} = residuals[{i - 1}].array" for i in rest]
-        if self._steps:  # what is not there has no base
-            lines.append("    base = a0.base")
-            tests = [f"a{i}.base is not None" for i in rest] + [f"a{i} is a{k}" for i in rest for k in range(i)]
-            lines += [f"    if {' or '.join(tests)}: return None"] if tests else []
-        lines += ["except AttributeError: return None"]
-        if self._steps:
-            lines += ["if base is None or type(ct) is Cotangent: run = own"]
-            lines += ["elif any(a0.strides) or not a0.size: return None", "else: run = spread"]
-        else:
-            lines += [f"if {' or '.join(f'a{i} is None' for i in (0, *rest))}: return None"]
-        constants = {f"c{i}": c for i, c in enumerate(self._constants)}
-        if constants:
-            lines.append(f"if {' or '.join(f'{c}() is None' for c in constants)}: share(globals())")
-        known, names = self._run_on_arrays(lines)
-        known["own"], known["spread"] = self._tellable
-        known.update(constants=constants, share=_share, Cotangent=Cotangent)
-        _share(known)
-        if self._made:
-            lines.append(f"if not who.pulled(run, {', '.join(names[i] for i in self._made)}): return None")
-        for i in self._made:
-            lines.append(f"g{i} = Cotangent(); g{i}.array = {names[i]}; g{i}.step = s{i}")
-            known[f"s{i}"] = self._steps[i - self._first]
-        results = [f"g{i}" if i >= self._first else f"residuals[{i - 1}]" if i else "ct" for i in self._results]
-        return _compiled("together(ct, residuals, who)", [*lines, f"return {_tuple(results)}"], known)
-
-    def _run_on_arrays(self, lines: list[str]) -> tuple[dict[str, Any], list[str]]:
-        """Add the lines that run the steps on arrays; what they refer to by name, and the names of all values."""
-        names = [f"a{i}" for i in range(self._arguments)]
+        names, results = [f"a{i}" for i in range(self._arguments)], ["b0", *(f"residuals[{i - 1}]" for i in rest)]
+        lines = ["a0 = b0.array"] if counted else []
+        lines += [f"a{i} = residuals[{i - 1}].array" for i in rest]
+        lines.append(f"if {' or '.join(f'{a} is None' for a in names)}: return None")
         known: dict[str, Any] = {}
-        for value, dtype, device in self._constants:
-            names.append(f"k{len(names)}")
-            known[names[-1]] = device.constant(value, dtype)
-        for step in self._steps:
-            name, f = f"v{len(names)}", f"f{len(names)}"
-            known[f] = _on_arrays(step.prim, step.params, step.aval, step.site)
-            lines.append(f"{name} = {f}({', '.join(names[i] for i in step.operands)})")
+        for c in self._constants:
+            value, dtype, device = c
+            name = f"k{len(names)}"
+            if counted:
+                known[f"c{name}"] = partial(constant, *c)
+                lines += [f"b{name} = c{name}()", f"{name} = b{name}.array"]
+            else:
+                known[name] = device.constant(value, dtype)
             names.append(name)
-            lines += [f"del {names[i]}" for i in step.dead if i >= self._first]
-        for i in dict.fromkeys(self._results):
-            if i >= self._first and not (aval := self._steps[i - self._first].aval).ndim:
-                known["asarray"] = aval.device.xp.asarray  # ufuncs turn 0-d arrays into scalars
-                lines.append(f"{names[i]} = asarray({names[i]})")
-        return known, names
-
-
-def _compiled(head: str, lines: list[str], known: dict[str, Any]) -> Any:
-    """The function of that head and these lines."""
-    exec("\n".join([f"def {head}:", *(f"    {line}" for line in lines)]), known)
-    return known.pop(head.partition("(")[0])  # otherwise the two would refer to each other
+            results.append(f"b{name}" if counted else name)
+        for step in self._steps:
+            number = len(names)
+            operands = ", ".join(names[i] for i in step.operands)
+            known[f"f{number}"] = _on_arrays(step.prim, step.params, step.aval, step.site)
+            lines.append(f"v{number} = f{number}({operands})")
+            if not step.aval.ndim and (counted or number in self._results):
+                known["asarray"] = step.aval.device.xp.asarray  # ufuncs turn 0-d arrays into scalars
+                lines.append(f"v{number} = asarray(v{number})")
+            if counted:
+                known[f"s{number}"] = step
+                lines.append(f"b{number} = made(s{number}, v{number}, {operands})")
+            names.append(f"v{number}")
+            results.append(f"b{number}")
+            lines += [f"del v{i}{f', b{i}' if counted else ''}" for i in step.dead if i >= self._first]
+        lines.append(f"return {_tuple((results if counted else names)[i] for i in self._results)}")
+        source = "\n".join([f"def pull({parameters}):", *(f"    {line}" for line in lines)])
+        exec(compile(source, f"{__file__} (steps)", "exec"), known)  # a frame of this package's, not of the program
+        pull: Callable[..., Any] = known.pop("pull")  # otherwise the two would refer to each other
+        return pull
 
 
 def _tuple(parts: Iterable[str]) -> str:
     return f"({''.join(f'{part}, ' for part in parts)})"
-
-
-def _nothing_together(ct: Any, residuals: Sequence[Any], who: Any) -> None:
-    """Steps of which no account can be told in one."""
-
-
-def _share(known: dict[str, Any]) -> None:
-    """Let there be the shared constants that a function reads."""
-    known.update({name: ref(constant(*c)) for name, c in known["constants"].items()})
 
 
 def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | None) -> Callable[..., Any]:
@@ -303,4 +220,4 @@ def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) ->
         dead = tuple(i for i in set(operands) if last[i] == at)
         steps.append(Step(node.prim, node.params, node.aval, site, operands, dead))
     constants = [(key[0], key[3], key[4]) for key, _ in read]
-    return Steps(constants, steps, [numbers[id(b)] for b in results], [b.node.aval for b in arguments])
+    return Steps(constants, steps, [numbers[id(b)] for b in results], len(arguments))

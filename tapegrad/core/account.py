@@ -8,20 +8,16 @@ of a budget, who counts as well.  It is chosen when a block is entered and when 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
-from weakref import getweakrefs
 
-from tapegrad.core import buffer as _buffer
 from tapegrad.core import locks, state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from weakref import ref
 
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
     from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording, Retained
-    from tapegrad.core.run import Run
 
 T = TypeVar("T")
 
@@ -59,34 +55,11 @@ class Account:
         """
         return make(*args)
 
-    def allocated(self, weak: ref[Buffer]) -> None:
-        """The buffer has got bytes of its own; a weak reference of the account's tells when they go."""
-
     def filled(self, buffer: Buffer, inputs: tuple[Buffer, ...]) -> None:
         """A pending buffer, which was to be made from ``inputs``, has got its bytes."""
 
     def deferred(self, buffer: Buffer) -> None:
         """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""
-
-    def evaluated(self, run: Run, buffer: Buffer, recorded: object) -> bool:
-        """The small node of ``run`` was evaluated; ``buffer``, a new one, holds its value; ``recorded``: by whom.
-
-        False: the steps must be run one by one, since there may not be room for all.
-        """
-        buffer.told()
-        return True
-
-    def pulled(self, run: Run, array: Any, *more: Any) -> bool:
-        """A gradient walk has evaluated the small nodes of ``run``; the arrays: the values that stay, in no buffers.
-
-        False: as for :meth:`evaluated`.
-        """
-        return True
-
-    def owned(self, buffer: Buffer) -> None:
-        """``buffer`` was made for an array, of which :meth:`pulled` may have told."""
-        if not getweakrefs(buffer.array):  # otherwise the account that counts knows the array
-            buffer.told()
 
     def replaced(self, buffer: Buffer) -> None:
         """``buffer`` now holds a copy of its view."""
@@ -132,6 +105,12 @@ class Account:
     def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
         """Kernels or a barrier have evaluated nodes of these primitives; ``moves``: what each kernel read and wrote."""
 
+    follows_each = False
+    """Whether it must be told of every small operation of a gradient walk when it is applied."""
+
+    def ran_small(self, node: Node, arrays: Sequence[Any]) -> None:
+        """A small elementwise ``node`` was evaluated from ``arrays``."""
+
     def replayed(self, report: Any) -> None:
         """A captured program was replayed; ``report``: what that is counted as (``memory/ledger/figures.py``)."""
 
@@ -156,8 +135,6 @@ class Account:
 NOBODY = Account()
 current: Account = NOBODY
 """The account in force."""
-one_by_one = False
-"""Whether the account in force is to be told of each node at the time, even of small ones."""
 _lock = locks.lock()
 _counting: Account | None = None
 _keeping: Account | None = None
@@ -177,20 +154,8 @@ def keep_with(who: Account | None) -> None:
     _choose()
 
 
-def tell_one_by_one(wanted: bool) -> None:
-    """Tell the account of each node at the time; False: of small ones together."""
-    global one_by_one
-    one_by_one = wanted
-
-
-@locks.section
 def _choose() -> None:
     global current
-    try:
-        with _lock:  # another thread may enter a block, or leave one, at the same time
-            who = current = _keeping or _counting or NOBODY
-            _buffer.tell_of_bytes(None if who is NOBODY else who.allocated)
-            state.install(who.executor)
-    except BaseException:
-        locks.let_go(_lock)
-        raise
+    with _lock:  # another thread may enter a block, or leave one, at the same time
+        current = _keeping or _counting or NOBODY
+        state.install(current.executor)

@@ -18,10 +18,19 @@ from tapegrad.errors import AxisError, ShapeError
 Shape = tuple[int, ...]
 
 
+GRAIN = 512
+"""Bytes to which allocations are rounded up, as CuPy's pool rounds them."""
+
+
+def rounded(nbytes: int) -> int:
+    """Return the bytes that an allocation of ``nbytes`` takes."""
+    return -(-nbytes // GRAIN) * GRAIN
+
+
 class ShapedArray:
     """Shape, dtype and device of an array.  Make one with :func:`shaped`."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "narrow", "nbytes", "ndim", "shape", "size", "smooth")
+    __slots__ = ("__weakref__", "device", "dtype", "footprint", "narrow", "nbytes", "ndim", "shape", "size", "smooth")
 
     def __init__(self, shape: Shape, dtype: Any, device: Any) -> None:
         self.shape = shape
@@ -30,6 +39,7 @@ class ShapedArray:
         self.ndim = len(shape)
         self.size = prod(shape)
         self.nbytes = self.size * dtype.itemsize
+        self.footprint = rounded(self.nbytes)  # bytes that it takes when it is allocated
         self.smooth = dtype.kind in "fcV"  # can have derivatives (V: floats from outside NumPy, such as bfloat16)
         self.narrow = dtype.kind in "fV" and dtype.itemsize < 4  # computed in float32, rounded once an operation
 

@@ -8,14 +8,14 @@ to be read).  There are no counts to keep right and no cycles, so bytes are free
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+
+from tapegrad.core.storage import METER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from tapegrad.core.node import Node
+    from tapegrad.core.storage import Storage
 
-_new = object.__new__
+_allocate = METER.allocate
 NOTHING: tuple[Buffer, ...] = ()
 fills = 0
 """How many pending buffers have got their bytes; as long as it is the same, results of a walk over them hold."""
@@ -31,9 +31,9 @@ class Buffer:
     the axes it reduces.
     """
 
-    __slots__ = ("__weakref__", "array", "base", "entry", "inputs", "loop", "node", "recipe", "span")
-    entry: Any
-    """What the account knows of its bytes, from when it is told of them."""
+    __slots__ = ("__weakref__", "array", "base", "inputs", "loop", "node", "recipe", "span", "storage")
+    storage: Storage
+    """Its bytes, once it has some of its own."""
     recipe: Any
     """While something records within a budget: how the value can be made again."""
     postponed: bool = False
@@ -55,11 +55,7 @@ class Buffer:
         self.span = span
         self.loop = loop
         if array is not None and base is None:
-            _got_bytes(ref(self, _gone))
-
-    def told(self) -> None:
-        """Tell of its bytes, which its array has got since it was made."""
-        _got_bytes(ref(self, _gone))
+            _allocate(self)
 
     def fill(self, array: Any) -> None:
         """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
@@ -68,7 +64,7 @@ class Buffer:
         before = self.inputs, self.span, self.loop
         self.inputs, self.span, self.loop, self.array = NOTHING, None, None, array
         try:
-            _got_bytes(ref(self, _gone))
+            _allocate(self)
         except BaseException:  # bytes that nobody counts must not stay
             self.array = None
             self.inputs, self.span, self.loop = before
@@ -90,30 +86,3 @@ class Postponed(Buffer):
     def __init__(self, node: Node, inputs: tuple[Buffer, ...], errors: Any) -> None:
         super().__init__(None, node, inputs)
         self.errors, self.postponed = errors, True
-
-
-def holding(arrays: Iterable[Any], nodes: Iterable[Node]) -> list[Buffer]:
-    """A buffer of each node, with its array, which has bytes of its own; many of them without calls of ``__init__``."""
-    made: list[Buffer] = []
-    for array, node in zip(arrays, nodes, strict=True):
-        b = _new(Buffer)
-        b.array, b.node, b.base, b.inputs, b.span, b.loop = array, node, None, NOTHING, None, None
-        _got_bytes(ref(b, _gone))
-        made.append(b)
-    return made
-
-
-uncounted: set[ref[Buffer]] = set()
-"""The buffers that got bytes of their own while nobody counted (also those of host scalars, which have none).
-
-The interpreter removes buffers that are freed.  So an account that begins to count knows which are alive.
-"""
-_gone = uncounted.discard
-_got_bytes: Callable[[ref[Buffer]], None] = uncounted.add
-"""Called with each buffer that gets bytes of its own; ``account`` chooses it."""
-
-
-def tell_of_bytes(allocated: Callable[[ref[Buffer]], None] | None) -> None:
-    """Call ``allocated`` with each buffer that gets bytes of its own; None: note them as uncounted."""
-    global _got_bytes
-    _got_bytes = uncounted.add if allocated is None else allocated

@@ -24,13 +24,10 @@ from typing import TYPE_CHECKING, Any
 from tapegrad.core.primitive import Primitive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.primitive import Site
     from tapegrad.core.rule import Params
 
-_new = object.__new__
 next_index = itertools.count(1).__next__
 
 
@@ -71,16 +68,6 @@ NO_PARAMS: Params = {}
 
 SHARED: Params = {"shared": True}
 """The parameters of a leaf in memory that others can write to."""
-
-
-def leaves(avals: Iterable[ShapedArray]) -> list[Node]:
-    """Values without recipes; many of them without calls of ``__init__``."""
-    made: list[Node] = []
-    for aval in avals:
-        node = _new(Node)
-        node.prim, node.params, node.aval, node.site, node.index = LEAF, NO_PARAMS, aval, None, next_index()
-        made.append(node)
-    return made
 
 
 def leaf(aval: ShapedArray, shared: bool = False) -> Node:

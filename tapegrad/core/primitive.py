@@ -30,7 +30,6 @@ from typing import Any, ClassVar, Literal, TypedDict, TypeVar, Unpack
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.protocols import Effect
 from tapegrad.core.rule import Function, Params, Plan, Rule
-from tapegrad.core.run import Run
 from tapegrad.device.dtypes import accumulator
 
 T = TypeVar("T")
@@ -290,20 +289,21 @@ class Site:
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
     is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool;
     ``direct``: the ufunc if what it returns is the result, and nothing more is to be done; ``plans``: by mask of
-    tracked operands (None: nothing to differentiate); ``runs``: see ``core.run.runs_of``.
+    tracked operands (None: nothing to differentiate); ``read_bytes``: of its operands, if none is broadcast or comes
+    twice.
     """
 
-    __slots__ = ("aval", "avals", "direct", "plans", "pooled", "prim", "runs", "small", "ufunc")
+    __slots__ = ("aval", "avals", "direct", "plans", "pooled", "prim", "read_bytes", "small", "ufunc")
 
     def __init__(self, prim: Elementwise, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
         self.prim = prim
         self.avals = avals
         self.aval = aval
+        self.read_bytes = sum([a.nbytes for a in avals])
         self.small = small and not prim.view
         self.pooled = aval.nbytes >= aval.device.least_pooled
         self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
         self.direct = self.ufunc if aval.ndim and not self.pooled else None  # ufuncs turn 0-d arrays into scalars
-        self.runs: tuple[Run, ...] = ()
         self.plans: list[Plan] | None = None
         if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None
             self.plans = [self._plan(mask) for mask in range(1 << len(avals))]

@@ -214,9 +214,8 @@ class Steps(Protocol):
     def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, step by step, by the executor in force."""
 
-    together: Callable[[Any, Sequence[Any], Any], Sequence[Any] | None]
-    """Cotangents, of which the account, the last argument, is told in one step; None also where it has to follow each.
-    The first argument and the second ones have arrays (``array``)."""
+    def count(self, ct: Buffer, residuals: Sequence[Buffer], made: Callable[..., Buffer]) -> Sequence[Buffer] | None:
+        """Cotangents, of whose small steps ``made`` makes buffers; None also where they must be run one by one."""
 
 
 class Recipes(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tapegrad.core.storage import METER
 from tapegrad.device.pressure import retried
 
 if TYPE_CHECKING:
@@ -39,3 +40,6 @@ class HostScalar:
     def _uploaded(self) -> Any:
         with self.device.active():
             return self.device.xp.asarray(self.value)
+
+
+METER.uncounted[HostScalar] = lambda: True

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tapegrad.core.storage import METER
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, DType, Params
 from tapegrad.errors import DryRunError
@@ -32,6 +33,8 @@ _GRAIN = 512  # what device memory is aligned to, at least
 class _Here(threading.local):
     at = 0
     """Where in the region the next phantom of this thread lies."""
+    counted = False
+    """Whether phantoms stand for memory: their bytes are predicted."""
 
 
 here = _Here()
@@ -55,6 +58,9 @@ class Phantom(np.ndarray):
 
     def fill(self, value: object) -> None:
         """Nothing is written."""
+
+
+METER.uncounted[Phantom] = lambda: not here.counted
 
 
 def begin() -> None:

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 from tapegrad.core import account, state
 from tapegrad.core.account import Account
 from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.buffer import NOTHING, Buffer, Postponed, holding
-from tapegrad.core.node import NO_PARAMS, Node, leaf, leaves
+from tapegrad.core.buffer import NOTHING, Buffer, Postponed
+from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Retained, Steps
-from tapegrad.core.run import runs_of
 from tapegrad.core.state import during, thread
 from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
@@ -75,16 +74,14 @@ class Executor:
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
         """Cotangents of what ``node`` read, by the listed steps of its rules (``autodiff/compiled.py``), as buffers.
 
-        ``ct``: an array, a buffer, or what :meth:`Steps.together` makes.  None: some value is not there, so the rules
-        themselves must run.
+        ``ct``: an array or a buffer.  None: some value is not there, so the rules themselves must run.
         """
         told = account.current.differentiating
         if told is not None:
             told(node.index)
         if not isinstance(ct, Buffer):
-            ct = ct.buffer() if hasattr(ct, "buffer") else Buffer(ct, leaf(node.aval))
-        values = residuals if isinstance(residuals, tuple) else residuals.restored()
-        return steps.run(ct, [v if isinstance(v, Buffer) else v.buffer() for v in values])
+            ct = Buffer(ct, leaf(node.aval))
+        return steps.run(ct, residuals if isinstance(residuals, tuple) else residuals.restored())
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
@@ -143,11 +140,9 @@ class Executor:
             return self._deferred_elementwise(node, inputs, into, who)
         who.applied(node, inputs)
         arrays = arrays_of(inputs)
-        return self._ran_small(node, arrays, self.small(site, arrays), into, who)
-
-    def _ran_small(self, node: Node, arrays: list[Array], array: Array, into: Buffer | None, who: Account) -> Buffer:
-        out = Buffer(array, node) if into is None else _filled(array, node, into)  # room is made there, if need be
-        who.ran((node.prim.name,), ((arrays, (array,)),))
+        array = self.small(site, arrays)
+        out = Buffer(array, node) if into is None else _filled(array, node, into)  # memory is freed there, if need be
+        who.ran_small(node, arrays)
         return out
 
     def _deferred_elementwise(
@@ -296,7 +291,7 @@ class Executor:
 
     def _values(self, work: make.Function) -> list[Buffer]:
         arrays, passes = self.do(work), tally.taken()
-        results = holding(arrays, leaves(work.avals))
+        results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, work.avals, strict=True)]
         if work.is_kernel:
             account.current.ran(work.names, [(work.reads, arrays)])
             account.current.passed(passes)
@@ -344,84 +339,26 @@ class Executor:
 
 
 class Counted(Executor):
-    """For accounts that may be told of small nodes afterwards."""
-
-    remakes = False
-    """Whether the account must know how values are made."""
-
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...], record: bool = True) -> Buffer:
-        """One application of an elementwise primitive, recorded unless ``record`` is False.
-
-        Of a small one the account is told all that makes up its evaluation in one.
-        """
-        site: Any = node.site
-        recorders = thread.recorders
-        if not site.small or account.one_by_one:
-            out = super().run_elementwise(node, inputs)
-        else:  # not a function of its own: its call would cost as much as the counting
-            ufunc, same = site.direct, False  # of a device whose numbers are arrays
-            a = inputs[0].array
-            if ufunc is None or a is None:
-                own, same, array = self._told_of(site, inputs)
-            elif len(inputs) == 1:
-                own, array = a.base is None, ufunc(a)
-            else:
-                b = inputs[1].array
-                if b is None:
-                    b = array_of(inputs[1])
-                own, same, array = a.base is None and b.base is None, a is b, ufunc(a, b)
-            if own:
-                out = _new(Buffer)  # `__init__` would tell the account
-                out.array = array
-                out.node = node
-                out.base = None
-                out.inputs = NOTHING
-                out.span = out.loop = None
-                own = account.current.evaluated((site.runs or runs_of(site))[same], out, recorders)
-            if not own:
-                who = account.current
-                who.applied(node, inputs)
-                out = self._ran_small(node, arrays_of(inputs), array, None, who)
-        if record and recorders:
-            if self.remakes:
-                account.current.made(node, inputs, out)
-            for recorder in recorders:
-                recorder.record(node, inputs, out)
-        return out
-
-    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of a barrier or view primitive, recorded."""
-        prim = node.prim
-        if isinstance(prim, View) and node.aval.size and not (prim.copies or thread.deferring or self.copies_slivers):
-            account.current.applied(node, inputs)
-            return PLAIN.apply(node, inputs)  # a view that takes no bytes: there is nothing else to tell of
-        out = self.run_barrier(node, inputs)  # as `Executor.apply`, whose call each barrier would pay for
-        if thread.recorders:
-            announce(node, inputs, out)
-        return out
-
-    def _told_of(self, site: Any, inputs: tuple[Buffer, ...]) -> tuple[bool, bool, Array]:
-        """Whether all operands own their bytes, whether two are the same array, and the value of a small node."""
-        arrays = arrays_of(inputs)
-        same = len({id(x) for x in arrays}) < len(arrays)
-        own = all(x.base is None for x in arrays) and not (same and len(arrays) > 2)
-        return own, same, self.small(site, arrays)
-
-    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """A buffer for the value of an elementwise node: filled if it is small, else pending."""
-        if into is not None:
-            return super().run_elementwise(node, inputs, into)
-        return self.elementwise(node, inputs, False)
+    """For accounts that count."""
 
     def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """All steps together, if they may be told of afterwards."""
+        """Cotangents as buffers; small steps are not applied one by one unless the account follows each."""
+        who = account.current
+        if who.follows_each:
+            return super().pull(steps, node, ct, residuals)
+        if not isinstance(ct, Buffer):
+            ct = Buffer(ct, leaf(node.aval))
         if not isinstance(residuals, tuple):
             residuals = residuals.restored()
-        if not account.one_by_one:
-            results = steps.together(ct, residuals, account.current)
-            if results is not None:
-                return results
-        return super().pull(steps, node, ct, residuals)
+        return steps.count(ct, residuals, _made) or steps.run(ct, residuals)
+
+
+def _made(step: Any, array: Array, *operands: Array) -> Buffer:
+    """A buffer of what a small ``step`` of a rule has made of ``operands``."""
+    node = Node(step.prim, step.params, step.aval, step.site)
+    out = Buffer(array, node)
+    account.current.ran_small(node, operands)
+    return out
 
 
 class Plain(Executor):
@@ -517,8 +454,6 @@ class Plain(Executor):
 
 class Budgeted(Counted):
     """Within a budget."""
-
-    remakes = True
 
     @property
     def copies_slivers(self) -> bool:

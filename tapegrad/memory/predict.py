@@ -15,18 +15,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tapegrad import nest
-from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.aval import GRAIN, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, shadowed
 from tapegrad.core.node import next_index
-from tapegrad.core.state import during, executed
+from tapegrad.core.state import during, executed, holding
 from tapegrad.device import asdevice, current_device, dtypes, is_array, phantom
 from tapegrad.device.numerics import bits
 from tapegrad.engine.dry_run import Dry
 from tapegrad.errors import BudgetError, DryRunError
 from tapegrad.memory import html
 from tapegrad.memory.budget.manager import MANAGER
-from tapegrad.memory.ledger.figures import GRAIN, Measure
+from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.sizes import format_bytes, parse_bytes
 from tapegrad.tensor import Tensor, from_array
@@ -309,7 +309,7 @@ def _dry(f: Callable[[int], T]) -> T:
     since, state, writes = next_index(), bits.host_state(), _Writes()
     try:
         with shadowed(writes):
-            return executed(_alone, f, since, by=Dry(since))
+            return holding(phantom.here, partial(executed, _alone, f, since, by=Dry(since)), counted=True)
     finally:
         bits.set_host_state(state)
         writes.undo()

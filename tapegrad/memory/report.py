@@ -12,7 +12,7 @@ from typing import Any
 
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Called, Record
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core.aval import ShapedArray, rounded
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF, Node
 from tapegrad.device.host_scalar import HostScalar
@@ -20,7 +20,6 @@ from tapegrad.errors import NotATensorError
 from tapegrad.memory import html
 from tapegrad.memory.budget.recipes import Kept, Residuals, roots
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint
-from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.ledger.frames import line_of
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.sizes import format_bytes

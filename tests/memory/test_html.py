@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -42,7 +43,10 @@ def test_what_is_kept_and_what_is_predicted_are_a_line_and_a_table() -> None:
     assert cells(page)[1][1].startswith("too small: some operation needs ") and cells(page)[2][2:] == ["0", "0", "0.0%"]
 
 
+SIZES = {"input": 512, "gradient": 4096, "user": 1024}
+
+
 def test_a_measure_shows_the_largest_categories_first() -> None:
-    parts = {"category": {"input": 512, "gradient": 4096, "user": 1024}, "place": {}}
+    parts = Counter({(category, "add", "a line"): n for category, n in SIZES.items()})
     page = tg.memory.Measure(0, 5632, peak_parts=parts, detailed=False)._repr_html_()
-    assert [row[0] for row in cells(page)] == ["at the peak", "gradient", "user", "input"]
+    assert [row[0] for row in cells(page)][:4] == ["at the peak", "gradient", "user", "input"]

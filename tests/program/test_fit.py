@@ -14,8 +14,8 @@ import pytest
 from captured import bits
 
 import tapegrad as tg
+from tapegrad.core.aval import GRAIN
 from tapegrad.errors import BudgetError, FunctionError
-from tapegrad.memory.ledger.figures import GRAIN
 from tapegrad.program import arena
 from tapegrad.program.capture import capture
 from tapegrad.program.fit import MOST_STEPS, Planner, bound_bytes, fit

@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 from tapegrad.core import account, locks
 from tapegrad.core.account import Account
-from tapegrad.core.aval import ShapedArray
+from tapegrad.core.aval import GRAIN, ShapedArray, rounded
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import whole
 from tapegrad.core.node import LEAF, Node
 from tapegrad.core.protocols import Recorder, Recording, Retained
 from tapegrad.core.state import thread
+from tapegrad.core.storage import METER
 from tapegrad.device import in_use, pressure
 from tapegrad.engine.evaluate import fill
 from tapegrad.engine.executor import BUDGETED
@@ -27,7 +28,6 @@ from tapegrad.memory.budget.oom import budget_error, collected, live_set
 from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Residuals, Session, asked_of
 from tapegrad.memory.budget.replay import replay
 from tapegrad.memory.budget.storages import Storages
-from tapegrad.memory.ledger.figures import GRAIN, rounded
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Moved, keeps_memory, kept_bytes, reclaim
 from tapegrad.memory.policies import RECOMPUTE, Answer, Policy
@@ -90,10 +90,15 @@ class Manager(Account):
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
     called, deferred, labelled_each = LEDGER.called, LEDGER.deferred, LEDGER.labelled_each
-    evaluated, pulled, owned = LEDGER.evaluated, LEDGER.pulled, LEDGER.owned
     labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
     read, ran, passed, replayed = LEDGER.read, LEDGER.ran, LEDGER.passed, LEDGER.replayed
+    ran_small = LEDGER.ran_small
     walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
+
+    @property
+    def follows_each(self) -> bool:  # type: ignore[override]
+        """Whether the ledger does, or a plan."""
+        return self._watch is not None or LEDGER.follows_each
 
     # Limits ----------------------------------------------------------------------------------------------------
 
@@ -143,8 +148,7 @@ class Manager(Account):
     def _open_room(self) -> None:
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
         offloads = self.limit == inf and self._storages.policy is not None
-        ask = self._asked or (account.current is self and (offloads or keeps_memory()))
-        LEDGER.limit(-inf if ask else self.limit)
+        METER.restrict(self.limit, self._asked or (account.current is self and (offloads or keeps_memory())))
 
     def mend(self) -> None:
         """A section has ended by an exception: see :mod:`tapegrad.core.locks`."""
@@ -165,7 +169,7 @@ class Manager(Account):
 
         Who watches goes on: a plan that is in force is so in the block, too.
         """
-        before, promises = dict(self.__dict__), LEDGER.promises_apart({})
+        before, reserved = dict(self.__dict__), METER.exchange_reservations({})
         self._storages, self._graph, self._session = Storages(), _none, _none
         self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
         self._decide([b for b in self._budgets if b.limit == inf and b.policy is None])
@@ -175,7 +179,7 @@ class Manager(Account):
             self._storages.clear()
             self.__dict__.update(before)
             account.keep_with(self if self._budgets else None)
-            LEDGER.promises_apart(promises)
+            METER.exchange_reservations(reserved)
             self._open_room()
             self._limit_pools()
 
@@ -190,7 +194,6 @@ class Manager(Account):
     def watch(self, f: Callable[[Node, tuple[Buffer, ...]], None] | None) -> None:
         """Tell ``f`` of every node before it is applied, from now on; None: nobody."""
         self._watch = f
-        LEDGER.tell_at_once(f is not None)
 
     def release(self, nodes: Sequence[int], read: Sequence[Retained], answer: Answer) -> None:
         """Of the values of ``nodes`` (by index), drop what only tapes want; OFFLOAD moves it to another memory.
@@ -306,28 +309,20 @@ class Manager(Account):
         nbytes = 0
         for a in avals:
             nbytes += -(-a.nbytes // GRAIN) * GRAIN
-        before = LEDGER.promised()
+        before = METER.reserved
         try:
-            try:
-                if not LEDGER.promise(nbytes):
-                    if self.limit == inf:
-                        self._offload()
-                    self._with_room(nbytes, names, LEDGER.promise_made, nbytes)
-                return make(*args)
-            finally:
-                LEDGER.settle_promise(before)
-        except BaseException:
-            LEDGER.settle_promise(before)  # once more, for an interrupt in the line above
-            raise
+            if not METER.reserve(nbytes):
+                if self.limit == inf:
+                    self._offload()
+                self._with_room(nbytes, names, METER.reserve_anyway, nbytes)
+            return make(*args)
+        finally:
+            METER.release(before)
 
-    def allocated(self, weak: weakref.ref[Buffer]) -> None:
-        """Count a buffer's bytes: those that :meth:`in_room` made room for, or others (a small value, an array)."""
-        buffer: Any = weak()
-        if LEDGER.count(buffer, False):
-            return
-        nbytes = max(0, rounded(buffer.node.aval.nbytes) - LEDGER.promised())
+    def admit(self, nbytes: int, buffer: Buffer, count: Callable[[], None]) -> None:
+        """Free memory for ``nbytes`` that ``buffer`` owns, a small value or an array, and ``count`` them."""
         name = "a new array" if buffer.node.prim is LEAF else buffer.node.prim.name
-        self._with_room(nbytes, (name,), LEDGER.count, buffer, True)
+        self._with_room(max(0, nbytes - METER.reserved), (name,), count)
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""
@@ -355,7 +350,7 @@ class Manager(Account):
         """Make room, and ``take(*args)`` it before anybody else can."""
         outer, self._asked = self._asked, True
         try:
-            LEDGER.limit(-inf)
+            METER.restrict(self.limit, always_asks=True)
             self._make_room(nbytes, names)
             take(*args)
         finally:
@@ -378,7 +373,7 @@ class Manager(Account):
                     raise self._infeasible(nbytes, names, taken)
 
     def _taken(self) -> int:
-        return LEDGER.taken() + kept_bytes()
+        return METER.committed_bytes + kept_bytes()
 
     def _drop_one(self) -> bool:
         """Drop the best candidate that nobody holds; False if there is none, and nothing went while one was sought.
@@ -499,4 +494,5 @@ class Manager(Account):
 
 MANAGER = Manager()
 locks.in_child(MANAGER.in_child)
+METER.under_pressure = MANAGER.admit
 pressure.helpers(lambda nbytes: MANAGER.relieve(nbytes), live_set)

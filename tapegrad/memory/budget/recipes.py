@@ -273,7 +273,7 @@ class Graph:
         out.recipe = recipe = _new(Recipe)  # without the call of `__init__`: this is on the way of every operation
         recipe.node = node
         recipe.inputs = tuple(sources)
-        recipe.buffer = own = getattr(out, "entry", None) or weakref.ref(out)  # an entry refers to it, too
+        recipe.buffer = own = getattr(out, "storage", None) or weakref.ref(out)  # a storage refers to it, too
         recipe.session = session
         if beside is not None and (written := self.recipes.get(beside.node.index)) is not None:
             recipe.beside = weakref.ref(written)

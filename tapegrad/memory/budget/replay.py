@@ -43,7 +43,7 @@ def replay(graph: Graph, targets: list[Recipe], keeping: Keeping) -> dict[int, B
     try:
         during(
             _make_again, graph, order, values, uses, there, keeping,
-            reruns=True, restoring=True, special=True,
+            reruns=True, restoring=True,
         )  # fmt: skip
     finally:
         keeping.unspare(graph, [r for recipes in there.values() for r in recipes])

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from tapegrad.core.aval import rounded
 from tapegrad.core.buffer import Buffer
 from tapegrad.errors import OffloadError
 from tapegrad.memory.budget.eviction import Candidates
 from tapegrad.memory.budget.guard import Guard, guarded
 from tapegrad.memory.budget.recipes import NEVER, Graph, Kept, Recipe, Storage, Watch, bytes_held_for, releasable, roots
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
-from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.offload.offload import Offloads, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Answer, Policy, asked
 

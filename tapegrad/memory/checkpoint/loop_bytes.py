@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tapegrad import nest
 from tapegrad.autodiff.effects import told
 from tapegrad.autodiff.recording import Trace
+from tapegrad.core.aval import rounded
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import overlay
 from tapegrad.core.node import Node
@@ -28,7 +29,7 @@ from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.memory.checkpoint.rerun import snapshots
 from tapegrad.memory.ledger.blocks import measure
-from tapegrad.memory.ledger.figures import Measure, rounded
+from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.schedules.online import Online
 from tapegrad.memory.schedules.revolve import revolve

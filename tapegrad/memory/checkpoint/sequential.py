@@ -8,6 +8,7 @@ from typing import Any
 
 from tapegrad import nest
 from tapegrad.autodiff.tape import GradientTape
+from tapegrad.core.aval import rounded
 from tapegrad.core.cell import overlay
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device.dtypes import is_inexact
@@ -17,7 +18,6 @@ from tapegrad.errors import RecomputeError
 from tapegrad.memory.checkpoint.loop import Loop
 from tapegrad.memory.checkpoint.rerun import snapshots
 from tapegrad.memory.ledger.blocks import measure
-from tapegrad.memory.ledger.figures import rounded
 from tapegrad.memory.schedules.actions import Action, Advance, Tape
 from tapegrad.memory.schedules.rotor import Rotor, Stage
 from tapegrad.memory.schedules.sqrt import by_segments, even_starts

@@ -1,4 +1,4 @@
-"""The figures of a measurement, and what one event adds to them."""
+"""The figures of a measurement, and the work that adds to them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.run import Run
 from tapegrad.memory import html
 from tapegrad.memory.ledger.contents import Contents
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, units
@@ -20,15 +19,19 @@ from tapegrad.sizes import format_bytes
 CATEGORIES = (
     "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",
 )  # fmt: skip
-GRAIN = 512
 _MOST_LINES = 10
-Parts = dict[str, dict[Any, int]]
-"""Bytes by ``"category"``, ``"primitive"`` and ``"place"``."""
+Parts = Counter[tuple[str, str, Any]]
+"""Bytes by category, primitive and location."""
+PARTS = ("category", "primitive", "location")
 
 
-def rounded(nbytes: int) -> int:
-    """``nbytes`` rounded up to the grain of CuPy's pool."""
-    return -(-nbytes // GRAIN) * GRAIN
+def by(part: str, parts: Parts) -> dict[Any, int]:
+    """Return the bytes of ``parts`` by one of ``PARTS``, the most first."""
+    position = PARTS.index(part)
+    total: Counter[Any] = Counter()
+    for key, nbytes in parts.items():
+        total[key[position]] += nbytes
+    return {key: n for key, n in total.most_common() if n}
 
 
 class Replayed(NamedTuple):
@@ -49,10 +52,7 @@ class Replayed(NamedTuple):
 
 
 class Figure:
-    """A figure that what has happened is added to late: it is right as soon as somebody reads it."""
-
-    of_work = False
-    """Whether it tells of work: that is added later still, since bytes are asked for more often."""
+    """A figure to which events are added late: it is right as soon as it is read."""
 
     def __init__(self, start: Any) -> None:
         self._start = start
@@ -64,27 +64,16 @@ class Figure:
         if m is None:
             return self._start
         if m.settle is not None:
-            m.settle(self.of_work)
+            m.settle()
         return m.__dict__[self._name]
 
     def __set__(self, m: Any, value: Any) -> None:
+        if m.settle is not None:
+            m.settle()
         m.__dict__[self._name] = value
 
 
-class LiveBytes(Figure):
-    """While its block is open, what the ledger says."""
-
-    def __get__(self, m: Any, owner: type) -> Any:
-        return super().__get__(m, owner) if m is None or m.now is None else m.now()
-
-
-class Work(Figure):
-    """Of the works that have been done."""
-
-    of_work = True
-
-
-class Cost(Work):
+class Cost(Figure):
     """Kept in whole numbers, in which sums do not depend on their order: of what ``costs.units`` says."""
 
     def __get__(self, m: Any, owner: type) -> Any:
@@ -109,19 +98,19 @@ _COUNTS = {
 class Measure:
     """Figures of one ``measure`` block; read them in the block or after it."""
 
-    live_bytes: int = late(0, LiveBytes)
+    live_bytes: int = late(0)
     """Bytes alive now (or at the end of the block), whenever they were allocated."""
     peak_bytes: int = late(0)
     """The most bytes alive at once in the block."""
-    allocated_bytes: int = late(0, Work)
+    allocated_bytes: int = late(0)
     """Bytes allocated in the block, freed or not."""
-    scratch_bytes: int = late(0)
+    scratch_bytes: int = 0
     """The largest workspace of one kernel on the CPU (registers, on a GPU); not part of the bytes above."""
-    kernel_runs: int = late(0, Work)
+    kernel_runs: int = late(0)
     """Kernels and barriers run: a region counts as one."""
-    bytes_moved: int = late(0, Work)
+    bytes_moved: int = late(0)
     """Bytes read plus written by them; what one kernel reads twice counts once."""
-    nodes_run: Counter[str] = late(None, Work)
+    nodes_run: Counter[str] = late(None)
     """How often nodes of each primitive were evaluated."""
     reruns: int = 0
     """Reruns of functions under ``recompute_grad``."""
@@ -142,18 +131,16 @@ class Measure:
     prefetches: int = 0
     """Values that were on their way back before they were asked for."""
     live_by_category: dict[str, int] = field(default_factory=dict)
-    peak_parts: Parts | Callable[[], Parts] = field(default_factory=dict)
-    """What was alive at the peak, or what works that out."""
+    peak_parts: Parts = field(default_factory=Counter)
+    """Bytes alive at the peak."""
     samples: list[tuple[float, int, int]] = field(default_factory=list)
     """With ``timeline=True``: (seconds since the start, live bytes, of which kept for rules) after every change."""
     timeline: bool = False
     started: float = field(default_factory=time.perf_counter)
     detailed: bool = True
     """Whether work, and the bytes by category, primitive and line, are counted; without, bytes alone, in less time."""
-    settle: Callable[..., None] | None = None
-    """While the block is open: adds what has happened; ``settle(True)``: the work, too."""
-    now: Callable[[], int] | None = None
-    """While the block is open: the bytes alive."""
+    settle: Callable[[], None] | None = None
+    """While the block is open: adds what has happened."""
 
     def __post_init__(self) -> None:
         if self.nodes_run is None:
@@ -195,14 +182,12 @@ class Measure:
     @property
     def peak_by_line(self) -> dict[str, int]:
         """What was alive then, by the line of the program that had made it."""
-        return by_line(self._part("place"))
+        return by_line(self._part("location"))
 
     def _part(self, what: str) -> dict[Any, int]:
         if self.settle is not None:
             self.settle()
-        parts = self.peak_parts  # another thread may note a higher peak meanwhile
-        parts = parts() if callable(parts) else parts
-        return {key: n for key, n in parts.get(what, {}).items() if n}
+        return by(what, self.peak_parts)
 
 
 def _by_bytes(part: tuple[str, int]) -> int:
@@ -213,110 +198,19 @@ def _sizes(parts: Iterable[tuple[str, int]]) -> list[tuple[str, str, str]]:
     return [(name, format_bytes(n), str(n)) for name, n in parts]
 
 
-class Done(Protocol):
-    """Work that was done."""
-
-    def add_to(self, m: Measure, n: int) -> None:
-        """Add it, done ``n`` times, to the figures of ``m``."""
+Work = tuple[int, tuple[str, ...], int, int, bool]
+"""Kernels run, primitives that they have evaluated, bytes moved; the cost of a node in units, and whether its value had
+been dropped before."""
 
 
-class Ran(NamedTuple):
-    """A kernel has run, which evaluated nodes of these primitives and moved so many bytes."""
-
-    names: tuple[str, ...]
-    moved: int
-
-    def add_to(self, m: Measure, n: int) -> None:
-        """See :class:`Done`."""
-        figures = m.__dict__
-        figures["kernel_runs"] += n
-        figures["bytes_moved"] += n * self.moved
-        for name in self.names:
+def add_work(done: Iterable[Work], m: Measure) -> None:
+    """Add work to the figures of ``m``."""
+    figures = m.__dict__
+    for (kernels, names, moved, cost, again), n in Counter(done).items():
+        figures["kernel_runs"] += n * kernels
+        figures["bytes_moved"] += n * moved
+        figures["cost"] += n * cost
+        if again:
+            figures["restored_cost"] += n * cost
+        for name in names:
             figures["nodes_run"][name] += n
-
-
-class Costs(NamedTuple):
-    """A node was applied, which costs so many units; ``again``: its value had been dropped."""
-
-    cost: int
-    again: bool
-
-    def add_to(self, m: Measure, n: int) -> None:
-        """See :class:`Done`."""
-        figures = m.__dict__
-        figures["cost"] += n * self.cost
-        if self.again:
-            figures["restored_cost"] += n * self.cost
-
-
-class Change:
-    """Bytes that come in one event, and the work that was done.
-
-    ``stays``: sizes and primitives of the values that are there afterwards; ``net``: their sum;
-    ``top``: the most bytes that came at once; ``inside``: sizes and primitives of what was there then, unless it is
-    what stays.
-    """
-
-    __slots__ = ("allocated", "cost", "inside", "kernels", "moved", "names", "net", "stays", "top")
-
-    def __init__(self, run: Run | None = None, nbytes: int = 0, name: str = "") -> None:
-        self.names: Counter[str] = Counter()
-        self.kernels = self.moved = self.cost = 0
-        self.allocated = self.net = self.top = nbytes
-        self.stays = [(nbytes, name)]
-        self.inside: list[tuple[int, str]] | None = None
-        if run is not None:
-            self._follow(run)
-
-    def add_to(self, m: Measure, n: int) -> None:
-        """See :class:`Done`."""
-        figures = m.__dict__
-        figures["allocated_bytes"] += n * self.allocated
-        if self.kernels and m.detailed:
-            figures["kernel_runs"] += n * self.kernels
-            figures["bytes_moved"] += n * self.moved
-            figures["cost"] += n * self.cost
-            for name, times in self.names.items():
-                figures["nodes_run"][name] += n * times
-
-    def _follow(self, run: Run) -> None:
-        alive: dict[int, tuple[int, str]] = {}
-        at_top = alive
-        live = 0
-        for i, node in enumerate(run.nodes):
-            size = rounded(node.nbytes)
-            alive[i] = size, node.name
-            live += size
-            self.allocated += size
-            if live > self.top:
-                self.top, at_top = live, dict(alive)
-            for gone in node.last_read:
-                live -= alive.pop(gone)[0]
-            self.names[node.name] += 1
-            self.moved += node.moved
-            self.cost += units(1.0 + node.nbytes)
-        self.kernels = len(run.nodes)
-        self.net = live
-        self.stays = [alive[i] for i in run.results]
-        if at_top.keys() != alive.keys():
-            self.inside = list(at_top.values())
-
-
-_MOST_KNOWN = 1024
-_of_bytes: dict[tuple[int, str], Change] = {}
-
-
-def of_bytes(nbytes: int, name: str) -> Change:
-    """A primitive of that name has made so many bytes, rounded ones."""
-    change = _of_bytes.get((nbytes, name))
-    if change is None:
-        if len(_of_bytes) >= _MOST_KNOWN:
-            _of_bytes.clear()
-        change = _of_bytes[nbytes, name] = Change(None, nbytes, name)
-    return change
-
-
-def new_of_run(run: Run) -> Change:
-    """What ``run`` is to have as its change from now on."""
-    run.change = change = Change(run)
-    return change

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
+from tapegrad.core.storage import METER, Storage
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.ledger.contents import Contents
-from tapegrad.memory.ledger.entries import Entry
 from tapegrad.memory.ledger.figures import Replayed
 from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, NamedPlace, caller, named
 from tapegrad.memory.ledger.phase import FORWARD, HERE, RECOMPUTE, phase
@@ -83,14 +83,14 @@ class Journal:
 
     # What the ledger tells -------------------------------------------------------------------------------------
 
-    def census(self, entries: Iterable[Entry]) -> None:
+    def census(self, entries: Iterable[Storage]) -> None:
         """What is alive when the journal begins."""
-        for entry in entries:
-            buffer = entry.buffer()
+        for storage in entries:
+            buffer = storage()
             if buffer is not None:
-                self._add(entry, buffer.node, entry.category, -1, -1, -1)
+                self._add(storage, buffer.node, storage.category, -1, -1, -1)
 
-    def applied(self, node: Node, inputs: tuple[Buffer, ...], of: Callable[[Buffer], Entry | None]) -> None:
+    def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
         """``node`` is applied to ``inputs``."""
         if self.before_op is not None:
             self.before_op()
@@ -106,50 +106,49 @@ class Journal:
         if self.spool is not None:
             self.spool.op(self, row, touches)
         if now <= RECOMPUTE:
-            entries = [of(b.root()) for b in inputs if b.array is not None]
-            self._used(entries, seq, now)
+            self._used([b for b in inputs if b.array is not None], seq, now)
 
-    def read(self, entries: Iterable[Entry | None]) -> None:
+    def read(self, buffers: Iterable[Buffer]) -> None:
         """A kernel reads values now that were noted for it before."""
-        self._used(entries, self._tick(), phase())
+        self._used(buffers, self._tick(), phase())
 
     def called(self, node: Node) -> None:
         """``node`` is due to this place: a result of a call with a derivative of its own, or one that is postponed."""
         self._made[node.index] = self._where(node.index)
 
-    def allocated(self, entry: Entry, node: Node) -> None:
+    def allocated(self, storage: Storage, node: Node) -> None:
         """A buffer got bytes."""
         index = node.index
         place, call = self._made.get(index) or self._before[0].get(index) or self._where(index)
         again = -1
         if HERE.reruns:
             same = index if HERE.restoring else index + HERE.shift
-            again = self._repeated(same, entry, node, place)
-        self._add(entry, node, entry.category, place, call, again)
-        self._last[index] = entry.number
+            again = self._repeated(same, storage, node, place)
+        self._add(storage, node, storage.category, place, call, again)
+        self._last[index] = storage.number
 
-    def left(self, entry: Entry) -> None:
+    def left(self, storage: Storage) -> None:
         """A buffer is gone."""
         seq = self._tick()
-        self._end(entry.number, (seq, perf_counter_ns(), entry.holder, entry.read, entry.next))
+        self._end(storage.number, (seq, perf_counter_ns(), storage.holder, storage.read, storage.next))
 
     def _end(self, number: int, end: End) -> None:
         self.parts.now.ends[number] = end
         if self.spool is not None:
             self.spool.end(number, end)
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, storage: Storage) -> None:
         """Bytes serve as something else."""
         seq = self._tick()
-        self.parts.now.changes.append((seq, entry.number, entry.category))
+        self.parts.now.changes.append((seq, storage.number, storage.category))
         if self.spool is not None:
-            self.spool.put(CHANGE, seq, entry.number, self.spool.text(entry.category))
+            self.spool.put(CHANGE, seq, storage.number, self.spool.text(storage.category))
 
-    def held(self, entry: Entry, holder: str) -> None:
-        """Something keeps the bytes of ``entry``."""
-        if self.spool is not None and entry.number >= 0 and holder != entry.holder:
-            self.spool.put(HELD, entry.number, self.spool.text(holder))
-        entry.holder = holder
+    def held(self, storage: Storage, holder: str) -> None:
+        """Something keeps the bytes of ``storage``."""
+        if self.spool is not None and storage.number >= 0 and holder != storage.holder:
+            self.spool.put(HELD, storage.number, self.spool.text(holder))
+        storage.holder = holder
 
     def walked(self, began_ns: int) -> None:
         """A gradient walk that lies in no other has ended."""
@@ -161,7 +160,7 @@ class Journal:
         """The walk of this thread has come to what was made as node ``index``."""
         HERE.source = self._made.get(index) or self._before[0].get(index)
 
-    def catch_up(self, entries: Iterable[Entry]) -> None:
+    def catch_up(self, entries: Iterable[Storage]) -> None:
         """Nothing was told for a while: what is not among ``entries`` any more is gone."""
         entries = list(entries)
         self.census(e for e in entries if e.number < 0)  # of other threads
@@ -183,13 +182,13 @@ class Journal:
         """A seq of its own for this moment."""
         return self._tick()
 
-    def replayed(self, report: Replayed, arena: Entry | None) -> None:
+    def replayed(self, report: Replayed, arena: Buffer | None) -> None:
         """A captured program was replayed; what it consists of is noted once."""
         number = self._program_numbers.get(report.number)
         if number is None:
             number = self._program_numbers[report.number] = len(self.programs)
             self.programs.append(report.contents())
-        row = self._tick(), perf_counter_ns(), number, -1 if arena is None else arena.number
+        row = self._tick(), perf_counter_ns(), number, -1 if arena is None else arena.storage.number
         self.parts.now.replays.append(row)
         if self.spool is not None:
             self.spool.replay(self, row)
@@ -211,12 +210,12 @@ class Journal:
         self._before = self._made, self._last
         self._made, self._last = {}, {}
 
-    def _repeated(self, index: int, entry: Entry, node: Node, place: int) -> int:
+    def _repeated(self, index: int, storage: Storage, node: Node, place: int) -> int:
         """The allocation for the value that is made again, about that of node ``index``; -1: none is like it.
 
         Indices are off by a few where a run makes nodes that the other does not (constants, other threads).
         """
-        mine = entry.primitive, self._aval(node.aval), self._instruction(place)
+        mine = storage.primitive, self._aval(node.aval), self._instruction(place)
         for off in (0,) if HERE.restoring else _NEAR:
             number = self._last.get(index + off, self._before[1].get(index + off, -1))
             row = self.parts.row(number)
@@ -231,13 +230,13 @@ class Journal:
 
     # Rows ------------------------------------------------------------------------------------------------------
 
-    def _add(self, entry: Entry, node: Node, category: str, place: int, call: int, again: int) -> None:
-        entry.number = number = self._number()
-        entry.holder = ""
-        entry.read = entry.next = -1
+    def _add(self, storage: Storage, node: Node, category: str, place: int, call: int, again: int) -> None:
+        storage.number = number = self._number()
+        storage.holder = ""
+        storage.read = storage.next = -1
         seq, ns = self._tick(), perf_counter_ns()
         now = self._now[1] if self._now[0] == node.index else phase()
-        row = seq, ns, entry.nbytes, category, entry.primitive, now, place, call, self._aval(node.aval), again
+        row = seq, ns, storage.nbytes, category, storage.primitive, now, place, call, self._aval(node.aval), again
         self.parts.now.rows[number] = row
         touches = call >= 0 and self._touch(call, seq, ns)
         if self.spool is not None:
@@ -250,14 +249,17 @@ class Journal:
             self.avals.append(aval)
         return number
 
-    def _used(self, entries: Iterable[Entry | None], seq: int, now: int) -> None:
+    def _used(self, buffers: Iterable[Buffer], seq: int, now: int) -> None:
         if now > RECOMPUTE:
             return
         read = []
-        for entry in entries:
-            if entry is not None and (now == FORWARD or entry.next < 0):
-                entry.read, entry.next = (seq, -1) if now == FORWARD else (entry.read, seq)
-                read.append(entry.number)
+        for b in buffers:
+            storage = getattr(b.root(), "storage", None)
+            if storage is None or not METER.counts(storage):
+                continue
+            if now == FORWARD or storage.next < 0:
+                storage.read, storage.next = (seq, -1) if now == FORWARD else (storage.read, seq)
+                read.append(storage.number)
         if self.spool is not None:
             self.spool.used(seq, now, read)
 

@@ -11,13 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tapegrad.core.state import holding, thread
-
-if TYPE_CHECKING:
-    from tapegrad.memory.ledger.frames import Place
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(5)
 """Phases: a tape records; its walk back; a rerun or restoration; an optimizer changes variables; anything else."""
@@ -28,15 +24,12 @@ class _Here(threading.local):
     """Whether a rerun or a restoration is under way."""
     restoring = False
     """Whether a restoration is."""
-    special = False
-    """False: nothing of what a small operation asks (``reruns``, ``differentiated``) is the case."""
     walking = False
     """Whether a gradient walk is under way."""
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
-    pulls: tuple[str | None, Place | None] = "temporary", None
-    """Category of what small nodes of the innermost walk make (None: to be told one by one), and where the program
-    asked for the walk, where places are noted."""
+    location: Any = None
+    """Where the program asked for the innermost walk, if a measurement asks for source lines."""
     shift = 0
     """What to add to the index of a node of the innermost rerun for that of the node it repeats; 0: not known."""
     optimizing = False
@@ -47,26 +40,17 @@ class _Here(threading.local):
 
 
 HERE = _Here()
-SPECIAL: set[int] = set()
-"""The threads (by number) in which ``HERE.special`` may be True.  While there is none a small operation does not look
-there, since that takes as long as a call."""
 T = TypeVar("T")
 
 
 def during(f: Callable[..., T], *args: Any, **changes: Any) -> T:
     """What ``f(*args)`` returns; while it runs, :data:`HERE` holds the ``changes``.  Interrupts: see ``state.py``."""
-    if changes.get("special"):
-        SPECIAL.add(get_ident())
     return holding(HERE, f, *args, **changes)
 
 
 def set_differentiated(ended: bool) -> None:
     """Whether a walk of an outermost tape has ``ended`` in this thread since its last step did."""
-    if ended:
-        SPECIAL.add(get_ident())
-    HERE.differentiated, HERE.special = ended, ended or HERE.reruns
-    if not HERE.special:
-        SPECIAL.discard(get_ident())
+    HERE.differentiated = ended
 
 
 def phase() -> int:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tapegrad.core.aval import rounded
 from tapegrad.errors import TapegradError
-from tapegrad.memory.ledger.figures import rounded
 from tapegrad.profile.plan.lives import Life, peak
 from tapegrad.profile.plan.problem import Problem, representative
 from tapegrad.profile.plan.step import BACKWARD, Step

@@ -227,7 +227,7 @@ class Session:
 
     def _readings(self) -> dict[int, End]:
         with LEDGER.held() as entries:
-            return {e.number: (-1, -1, e.holder, e.read, e.next) for e in entries}
+            return {e.number: (-1, -1, e.holder, e.read, e.next) for e in entries if e.number >= 0}
 
 
 AROUND = 3

@@ -74,7 +74,7 @@ def test_values_of_chosen_calls_of_every_step_are_made_again_and_no_others() -> 
     with apply_plan([dense(1, 3)]) as applied:
         again, bits = trained(model(), X, 2)
     assert again == [2 * DENSE, 2 * DENSE] and bits == plain and applied.unmet() == []
-    assert plan.plan is None and account.current is account.NOBODY and not account.one_by_one
+    assert plan.plan is None and account.current is account.NOBODY
 
 
 def test_a_plan_meets_its_calls_while_a_profile_looks_at_the_same_frames() -> None:
