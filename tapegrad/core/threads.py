@@ -40,18 +40,13 @@ class Local(threading.local):
         _ = _own.mark
 
 
-@locks.section
 def unshared(may: Callable[[], bool], overwrite: Callable[[], object]) -> bool:
     """Call ``overwrite``, if ``may()`` and only this thread is known, while none becomes so; whether it was called.
 
     Both must take no lock and no memory: a thread that waits to become known may hold any lock.
     """
-    try:
-        with _gate:
-            if len(_known) > 1 or not may():
-                return False
-            overwrite()
-            return True
-    except BaseException:
-        locks.let_go(_gate)
-        raise
+    with _gate:
+        if len(_known) > 1 or not may():
+            return False
+        overwrite()
+        return True

@@ -72,26 +72,21 @@ def apart(prim: Primitive, inputs: tuple[Buffer, ...]) -> tuple[tuple[Buffer, ..
     return operands, beside if isinstance(beside, Postponed) and beside.postponed else None
 
 
-@locks.section
 def catch_up(targets: Iterable[Buffer]) -> None:
     """Apply the postponed nodes among ``targets``, and those that they need, in order; elementwise ones then pend."""
-    try:
-        with _lock:
-            stack: list[Any] = [b for b in targets if b.postponed]
-            todo: dict[int, Any] = {}
-            while stack:
-                b = stack.pop()
-                if b.node.index not in todo:
-                    todo[b.node.index] = b
-                    stack += [k for k in b.inputs if k.postponed]
-            for b in list(todo.values()):
-                beside = b.node.prim.apart(b.inputs)[1]
-                if beside is not None:
-                    todo.pop(beside.node.index, None)  # it is filled along
-            during(_apply_all, todo, recorders=(), deferring=None)
-    except BaseException:
-        locks.let_go(_lock)
-        raise
+    with _lock:
+        stack: list[Any] = [b for b in targets if b.postponed]
+        todo: dict[int, Any] = {}
+        while stack:
+            b = stack.pop()
+            if b.node.index not in todo:
+                todo[b.node.index] = b
+                stack += [k for k in b.inputs if k.postponed]
+        for b in list(todo.values()):
+            beside = b.node.prim.apart(b.inputs)[1]
+            if beside is not None:
+                todo.pop(beside.node.index, None)  # it is filled along
+        during(_apply_all, todo, recorders=(), deferring=None)
 
 
 def _apply_all(todo: dict[int, Postponed]) -> None:
@@ -163,45 +158,40 @@ def waiting_below(node: Node, inputs: tuple[Buffer, ...]) -> Buffer | None:
     return None
 
 
-@locks.section
 def fill(targets: Iterable[Buffer]) -> None:
     """Give every target its bytes; targets that share work share kernels.
 
     Reductions that a gradient walk has deferred run along, so that one kernel serves all cotangents of a region.
     """
-    try:
-        with _lock:
-            pending: list[Buffer] = []
-            postponed: list[Buffer] = []
-            waiting: list[Buffer] = []
-            for b in targets:
-                if b.array is None and not b.postponed:
-                    pending.append(b)
-                elif b.array is None:
-                    below = waiting_below(b.node, b.inputs)
-                    (postponed if below is None else waiting).append(b)
-                    if below is not None:
-                        pending.append(below)
-            if postponed:
-                catch_up(postponed)
-            todo: dict[int, Buffer] = {}
-            views: dict[int, Buffer] = {}
-            for b in (*pending, *postponed, *(thread.deferring or ())):
-                if b.node.prim.view and b.array is None:
-                    views[id(b)] = b
-                    b = region.viewed(b)
-                if b.array is None:
-                    todo[id(b)] = b
-            if thread.deferring:
-                thread.deferring.clear()
-            if todo:
-                pending = list(todo.values())
-                for group in region.kernels(pending) if len(pending) > 1 else (pending,):
-                    thread.executor.kernel(group)
-            for b in views.values():
-                same(b, region.viewed(b))
-            if waiting:
-                catch_up(waiting)
-    except BaseException:
-        locks.let_go(_lock)
-        raise
+    with _lock:
+        pending: list[Buffer] = []
+        postponed: list[Buffer] = []
+        waiting: list[Buffer] = []
+        for b in targets:
+            if b.array is None and not b.postponed:
+                pending.append(b)
+            elif b.array is None:
+                below = waiting_below(b.node, b.inputs)
+                (postponed if below is None else waiting).append(b)
+                if below is not None:
+                    pending.append(below)
+        if postponed:
+            catch_up(postponed)
+        todo: dict[int, Buffer] = {}
+        views: dict[int, Buffer] = {}
+        for b in (*pending, *postponed, *(thread.deferring or ())):
+            if b.node.prim.view and b.array is None:
+                views[id(b)] = b
+                b = region.viewed(b)
+            if b.array is None:
+                todo[id(b)] = b
+        if thread.deferring:
+            thread.deferring.clear()
+        if todo:
+            pending = list(todo.values())
+            for group in region.kernels(pending) if len(pending) > 1 else (pending,):
+                thread.executor.kernel(group)
+        for b in views.values():
+            same(b, region.viewed(b))
+        if waiting:
+            catch_up(waiting)

@@ -142,28 +142,23 @@ class Function(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<tg.function of {getattr(self._f, '__qualname__', self._f)!s}, {len(self._entries)} signatures>"
 
-    @locks.section
     def __call__(self, /, *args: P.args, **named: P.kwargs) -> R:
         if thread.batches or isinstance(lowest(), Dry) or (thread.recorders and not _by_tapes(thread.recorders)):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
-        try:
-            with self._lock:
-                plain = are_tensors(args, named)
-                given: Any = args if plain else nest.map_leaves(as_tensor, args)
-                by_name = nest.map_leaves(as_tensor, named) if named else named
-                guards = self._look_around()
-                if self._now.reason is not None:
-                    self.stats.fell_back(self._now.reason)
-                    return self._not_captured(given, by_name)
-                result = (self._on_a_tape if thread.recorders else self._called)(given, by_name, plain)
-                if guards is not None:
-                    guards.settle()
-                    self._now.guards = guards
-                return result
-        except BaseException:
-            locks.let_go(self._lock, self)
-            raise
+        with self._lock:
+            plain = are_tensors(args, named)
+            given: Any = args if plain else nest.map_leaves(as_tensor, args)
+            by_name = nest.map_leaves(as_tensor, named) if named else named
+            guards = self._look_around()
+            if self._now.reason is not None:
+                self.stats.fell_back(self._now.reason)
+                return self._not_captured(given, by_name)
+            result = (self._on_a_tape if thread.recorders else self._called)(given, by_name, plain)
+            if guards is not None:
+                guards.settle()
+                self._now.guards = guards
+            return result
 
     def _called(self, args: tuple[Any, ...], named: dict[str, Any], plain: bool = False) -> R:
         if os.environ.get("TAPEGRAD_FUNCTION") == "0":
@@ -334,7 +329,6 @@ class Function(Generic[P, R]):
             return key, tensors, None
         return key, tensors, entry.call
 
-    @locks.section
     def in_a_row(self, state: Any, count: int, each: Each, beside: Extras) -> tuple[int, Any]:
         """Up to ``count`` calls, each of what the one before it returned, and of ``beside(number)``.
 
@@ -345,20 +339,15 @@ class Function(Generic[P, R]):
         recorders = thread.recorders
         if not _by_tapes(recorders) or any(isinstance(r, Recording) for r in recorders):
             return 0, state
-        try:
-            with self._lock:
-                self._look_around()
-                key, tensors, call = self._known_on_a_tape((state, *beside(0)))
-                if call is None or call.loses(recorders) is not None:
-                    return 0, state
-                done, state = call.in_a_row(self._f, state, count, each, beside, key, tensors)
-                self.stats.replays += done
-                return done, state
-        except BaseException:
-            locks.let_go(self._lock, self)
-            raise
+        with self._lock:
+            self._look_around()
+            key, tensors, call = self._known_on_a_tape((state, *beside(0)))
+            if call is None or call.loses(recorders) is not None:
+                return 0, state
+            done, state = call.in_a_row(self._f, state, count, each, beside, key, tensors)
+            self.stats.replays += done
+            return done, state
 
-    @locks.section
     def gradients(
         self, args: tuple[Any, ...], cts: Sequence[Tensor | None], each: Each, followed: Collection[int]
     ) -> list[Tensor | None] | None:
@@ -370,16 +359,12 @@ class Function(Generic[P, R]):
         """
         if thread.recorders:
             return None
-        try:
-            with self._lock:
-                self._look_around()
-                _, tensors, call = self._known_on_a_tape(args)
-                found = None if call is None else call.gradients(tensors, cts, each, followed)
-                self.stats.replays += found is not None
-                return found
-        except BaseException:
-            locks.let_go(self._lock, self)
-            raise
+        with self._lock:
+            self._look_around()
+            _, tensors, call = self._known_on_a_tape(args)
+            found = None if call is None else call.gradients(tensors, cts, each, followed)
+            self.stats.replays += found is not None
+            return found
 
     def explain(self, *args: P.args, **named: P.kwargs) -> str:
         """Whether a call with these arguments has a program, and if not, what differs from the nearest signature."""

@@ -26,20 +26,15 @@ class Guard(Generic[Item]):
         self._handle = handle
         self._waiting: deque[Item] = deque()
 
-    @locks.section
     def run(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns, called inside."""
         nested = self._lock._is_owned()
         try:
             with self._lock:
-                result = f(*args)
-        except BaseException:
-            if locks.let_go(self._lock, self) <= 0:
+                return f(*args)
+        finally:
+            if self._waiting and not nested:
                 self._try_now()
-            raise
-        if self._waiting and not nested:
-            self._try_now()
-        return result
 
     def tell(self, item: Item) -> None:
         """Handle ``item`` now, or when nobody is inside any more."""
@@ -50,7 +45,6 @@ class Guard(Generic[Item]):
         """What waits is not handled."""
         self._waiting.clear()
 
-    @locks.section
     def _try_now(self) -> None:
         """Handle the queue, unless somebody, perhaps this very thread, is inside, who then will."""
         if self._lock._is_owned():
@@ -59,10 +53,9 @@ class Guard(Generic[Item]):
             while self._waiting and self._lock.acquire(blocking=False):
                 self._handle_all()
                 self._lock.release()
-        except BaseException:
+        finally:
             while self._lock._is_owned():  # it was not before; `run`, which may have called, has left it
                 self._lock.release()
-            raise
 
     def _handle_all(self) -> None:
         while self._waiting:

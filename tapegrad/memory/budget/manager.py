@@ -14,7 +14,7 @@ from tapegrad.core import account, locks
 from tapegrad.core.account import Account
 from tapegrad.core.aval import GRAIN, ShapedArray, rounded
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.locks import whole
+from tapegrad.core.locks import synchronized
 from tapegrad.core.node import LEAF, Node
 from tapegrad.core.protocols import Recorder, Recording, Retained
 from tapegrad.core.state import thread
@@ -102,7 +102,7 @@ class Manager(Account):
 
     # Limits ----------------------------------------------------------------------------------------------------
 
-    @whole
+    @synchronized
     def enter(self, limit: float, policy: Policy | None, measure: object, yields: bool = False) -> None:
         """One more budget, perhaps with a policy, until ``measure`` leaves; what is alive must fit, or be dropped."""
         try:
@@ -118,18 +118,19 @@ class Manager(Account):
             self.leave(measure)
             raise
 
-    @whole
+    @synchronized
     def leave(self, measure: object) -> None:
         """One budget less; a second call does nothing."""
         self._decide([b for b in self._budgets if b.measure is not measure])
 
-    @whole
+    @synchronized
     def lessen(self, measure: object, nbytes: int) -> None:
         """The limit of ``measure`` is so many bytes less; who needs room next makes it."""
         self._decide([replace(b, limit=max(0, b.limit - nbytes)) if b.measure is measure else b for b in self._budgets])
 
     def _decide(self, budgets: list[_Budget]) -> None:
         """The smallest limit and the last policy, the innermost, are in force."""
+        self._asked = self._asked and bool(budgets)  # an interrupt may have left it set
         self._set(budgets)
         self._open_room()
         self._limit_pools()
@@ -149,12 +150,6 @@ class Manager(Account):
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
         offloads = self.limit == inf and self._storages.policy is not None
         METER.restrict(self.limit, self._asked or (account.current is self and (offloads or keeps_memory())))
-
-    def mend(self) -> None:
-        """A section has ended by an exception: see :mod:`tapegrad.core.locks`."""
-        if locks.let_go(self._lock, self) <= 0:
-            self._asked = False
-            self._open_room()
 
     def in_child(self) -> None:
         """In a forked child nobody else makes room, and no other thread will ever leave a budget that it entered."""
@@ -207,7 +202,7 @@ class Manager(Account):
             sources = [t for t in things if type(t) is Kept]
             self._storages.release(graph, nodes, sources, answer)
 
-    @whole
+    @synchronized
     def graph(self) -> Session:
         """What a recording holds from its beginning to its end: recordings that overlap share it."""
         session = self._recipes().session()
@@ -218,7 +213,7 @@ class Manager(Account):
         """The graph of all that is kept; a new one if the last one has gone."""
         return self._present() or self._new_graph()
 
-    @whole
+    @synchronized
     def _new_graph(self) -> Graph:
         found = self._present()  # another thread's, made just now
         if found is None:
@@ -331,7 +326,7 @@ class Manager(Account):
         if graph is not None and recipe is not None:
             graph.alive(recipe, buffer)
 
-    @whole
+    @synchronized
     def relieve(self, nbytes: int) -> bool:
         """The device itself has no room: drop about so many bytes; False if nothing could be dropped."""
         before = LEDGER.live_bytes
@@ -341,11 +336,11 @@ class Manager(Account):
 
     # Making room -----------------------------------------------------------------------------------------------
 
-    @whole
+    @synchronized
     def _offload(self) -> None:
         self._storages.offload(self._here)
 
-    @whole
+    @synchronized
     def _with_room(self, nbytes: int, names: Sequence[str], take: Callable[..., Any] = bool, *args: Any) -> None:
         """Make room, and ``take(*args)`` it before anybody else can."""
         outer, self._asked = self._asked, True
@@ -478,11 +473,11 @@ class Manager(Account):
             self._prefetch(self._here)
         return found
 
-    @whole
+    @synchronized
     def _prefetch(self, here: int) -> None:
         self._storages.guard.run(self._storages.offloads.prefetch, here, self._has_room)
 
-    @whole
+    @synchronized
     def bring(self, moved: Moved) -> bool:
         """Start bringing a value back that was offloaded, if there is room."""
         return self._storages.offloads.bring(moved, self._has_room)

@@ -419,7 +419,7 @@ class Ledger(Account):
         if self.detailed:
             site: Any = node.site
             distinct = len(arrays) == 1 or (len(arrays) == 2 and arrays[0] is not arrays[1])
-            whole = distinct and all(x.base is None for x in arrays)
+            whole = distinct and arrays[0].base is None and arrays[-1].base is None
             self._small.append((site, site.read_bytes if whole else moved_by(arrays, ())[0], HERE.restoring))
             if len(self._small) >= CHUNK:
                 self.locked(self._add_work)
