@@ -74,6 +74,9 @@ class Observer(Protocol):
     def describe(self, storage: Storage, buffer: Buffer) -> None:
         """``storage`` is about to be logged; ``buffer`` owns it."""
 
+    def describe_old(self, storage: Storage) -> None:
+        """``storage`` was allocated while nothing observed."""
+
     def folded(self, events: list[Any], peak: int, end: int) -> None:
         """These ``events`` were added to the sums, in order; the meter's lock is held.
 
@@ -177,18 +180,18 @@ class Meter:
         while log:
             event = log.popleft()
             if type(event) is Storage:
-                try:
-                    if event.state == NEW:
-                        event.state = LIVE
-                        self.allocated_bytes += event.nbytes
-                        live += event.nbytes
-                    elif event.state == LIVE:
-                        event.state = FREED
-                        self._registry.pop(id(event), None)
-                        live -= event.nbytes
-                    else:  # it was forgotten, or never logged
-                        continue
-                except AttributeError:  # an interrupt came while it was made
+                state = getattr(event, "state", FREED)  # it has none if an interrupt came while it was made
+                if state == NEW:
+                    event.state = LIVE
+                    if event.key is None and self._observer is not None:
+                        self._observer.describe_old(event)  # another thread began to observe meanwhile
+                    self.allocated_bytes += event.nbytes
+                    live += event.nbytes
+                elif state == LIVE:
+                    event.state = FREED
+                    self._registry.pop(id(event), None)
+                    live -= event.nbytes
+                else:  # it was forgotten, or never logged
                     continue
                 if self._collects:
                     events.append(event)

@@ -181,13 +181,13 @@ class Ledger(Account):
         storages = METER.storages
         old = [s for s in storages if s.key is None]
         for storage in old:
-            self._label_old(storage)
+            self.describe_old(storage)
         if old:
             self._label_variables()
         return storages
 
-    def _label_old(self, storage: Storage) -> None:
-        """Describe a storage that was allocated while nothing measured."""
+    def describe_old(self, storage: Storage) -> None:
+        """Note what is known of a storage that was allocated while nothing measured."""
         buffer = storage()
         prim = None if buffer is None else buffer.node.prim
         category = "input" if prim is LEAF else "activation" if prim is ARENA else "user"
