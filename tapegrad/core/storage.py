@@ -100,7 +100,7 @@ class Meter:
         """Called with bytes, the buffer that needs them and a function that counts them, where the limit is reached."""
         self.uncounted: dict[type, Callable[[], bool]] = {}
         """Types of arrays that may own no memory, and whether one that is made now does not."""
-        self._always_asks = self._limited = self._at_once = self._collects = False
+        self._always_asks = self._limited = self._at_once = self._collects = self._folding = False
         self._observer: Observer | None = None
         self._live = 0
         self._committed = 0
@@ -175,34 +175,46 @@ class Meter:
                 self._fold()
 
     def _fold(self) -> None:
+        if self._folding:  # a finalizer that the collector calls here may ask for bytes
+            return
+        try:
+            self._folding = True
+            events, peak, end = self._added()
+        finally:
+            self._folding = False
+        self._committed = self._live + self.reserved_bytes
+        self.peak_bytes = max(self.peak_bytes, peak)
+        if events and self._observer is not None:
+            self._observer.folded(events, peak, end)
+
+    def _added(self) -> tuple[list[Any], int, int]:
+        """Add what is logged to the sums; what the observer is to know of it (see :meth:`Observer.folded`)."""
         log, events, end = self._log, list[Any](), 0
         live = peak = self._live
         while log:
             event = log.popleft()
-            if type(event) is Storage:
-                state = getattr(event, "state", FREED)  # it has none if an interrupt came while it was made
-                if state == NEW:
-                    event.state = LIVE
-                    if event.key is None and self._observer is not None:
-                        self._observer.describe_old(event)  # another thread began to observe meanwhile
-                    self.allocated_bytes += event.nbytes
-                    live += event.nbytes
-                elif state == LIVE:
-                    event.state = FREED
-                    self._registry.pop(id(event), None)
-                    live -= event.nbytes
-                else:  # it was forgotten, or never logged
-                    continue
-                if self._collects:
-                    events.append(event)
-                if live > peak:
-                    peak, end = live, len(events)
-            else:
+            if type(event) is not Storage:
                 events.append(event)
-        self._live, self._committed = live, live + self.reserved_bytes
-        self.peak_bytes = max(self.peak_bytes, peak)
-        if events and self._observer is not None:
-            self._observer.folded(events, peak, end)
+                continue
+            state = getattr(event, "state", FREED)  # it has none if an interrupt came while it was made
+            if state == NEW:
+                event.state = LIVE
+                if event.key is None and self._observer is not None:
+                    self._observer.describe_old(event)  # another thread began to observe meanwhile
+                self.allocated_bytes += event.nbytes
+                live += event.nbytes
+            elif state == LIVE:
+                event.state = FREED
+                self._registry.pop(id(event), None)
+                live -= event.nbytes
+            else:  # it was forgotten, or never logged
+                continue
+            if self._collects:
+                events.append(event)
+            if live > peak:
+                peak, end = live, len(events)
+        self._live = live
+        return events, peak, end
 
     @property
     def live_bytes(self) -> int:
@@ -227,11 +239,12 @@ class Meter:
     def recount(self) -> None:
         """Set live bytes to the sum over the storages that are alive: an interrupt may have left them off."""
         with self.lock:
+            self._folding = False
             self._fold()
             for storage in [s for s in self._registry.copy().values() if s() is None]:
                 storage.state = FREED
                 del self._registry[id(storage)]
-            self._live = self.peak_bytes = sum([s.nbytes for s in self._registry.copy().values()])
+            self._live = sum([s.nbytes for s in self._registry.copy().values()])
             self._committed = self._live + self.reserved_bytes
 
     def counts(self, storage: Storage) -> bool:
@@ -313,7 +326,7 @@ class Meter:
     def in_child(self) -> None:
         """In a forked child only the forking thread has reservations."""
         me = get_ident()
-        self.exchange_reservations({thread: n for thread, n in self._reserved.items() if thread == me})
+        self._reserved = {thread: n for thread, n in self._reserved.items() if thread == me}
 
 
 METER = Meter()

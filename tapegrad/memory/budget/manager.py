@@ -75,8 +75,6 @@ class Manager(Account):
 
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
-        self.limit = inf
-        """The smallest of the budgets that are in force; infinite, if there are policies alone."""
         self._asked = False  # somebody is making room: who needs some waits
         self._storages = Storages()
         self._graph: Callable[[], Graph | None] = _none
@@ -99,6 +97,11 @@ class Manager(Account):
     def follows_each(self) -> bool:  # type: ignore[override]
         """Whether the ledger does, or a plan."""
         return self._watch is not None or LEDGER.follows_each
+
+    @property
+    def limit(self) -> float:
+        """The smallest of the budgets that are in force; infinite, if there are policies alone."""
+        return METER.limit
 
     # Limits ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +141,6 @@ class Manager(Account):
     def _set(self, budgets: list[_Budget]) -> None:
         policies = [b.policy for b in budgets if b.policy is not None]
         self._budgets = budgets
-        self.limit = min([b.limit for b in budgets], default=inf)
         self._storages.policy = policies[-1] if policies else None
         account.keep_with(self if budgets else None)
 
@@ -148,8 +150,9 @@ class Manager(Account):
 
     def _open_room(self) -> None:
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
-        offloads = self.limit == inf and self._storages.policy is not None
-        METER.restrict(self.limit, self._asked or (account.current is self and (offloads or keeps_memory())))
+        limit = min([b.limit for b in self._budgets], default=inf)
+        offloads = limit == inf and self._storages.policy is not None
+        METER.restrict(limit, self._asked or (account.current is self and (offloads or keeps_memory())))
 
     def in_child(self) -> None:
         """In a forked child nobody else makes room, and no other thread will ever leave a budget that it entered."""
@@ -417,6 +420,7 @@ class Manager(Account):
         if not all(b.yields for b in lowest):
             return False
         self._set([replace(b, limit=b.limit + nbytes) if b in lowest else b for b in self._budgets])
+        self._open_room()
         self._limit_pools()
         return True
 

@@ -74,6 +74,7 @@ class Ledger(Account):
     def open(self, measure: Measure) -> None:
         """Start adding to ``measure``."""
         with METER.lock:
+            measure.settle = self.settle  # first: after an interrupt it tells `close` that there is something to undo
             if not self._open:
                 account.count_with(self)
                 METER.recount()
@@ -84,7 +85,6 @@ class Ledger(Account):
             self._choose()
             if measure.detailed:
                 self._trace.open(measure, measure.live_bytes)
-            measure.settle = self.settle
 
     def close(self, measure: Measure) -> None:
         """Stop adding to ``measure``; after the last one the ledger rests."""
@@ -491,9 +491,10 @@ class Ledger(Account):
             self.journal.differentiating(index)
 
     def in_child(self) -> None:
-        """A forked child writes to no file of its parent's."""
+        """A forked child writes to no file of its parent's, and what another thread was adding is not added."""
         if self.journal is not None and self.journal.spool is not None:
             self.journal.spool.detach()
+        METER.recount()
 
 
 LEDGER = Ledger()
