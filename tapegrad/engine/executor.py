@@ -31,7 +31,6 @@ from tapegrad.engine.operands import Operands
 from tapegrad.engine.work import Work
 
 T = TypeVar("T")
-_new = object.__new__
 _array = attrgetter("array")
 _NOT_THERE = {*SPECIAL, type(None)}
 CONSTANTS: dict[Any, Buffer] = {}
@@ -161,8 +160,7 @@ class Executor:
         if into is not None:
             into.span, into.loop = span, loop
             return into
-        out = _new(Buffer)  # it is told of when it gets its bytes
-        out.array, out.node, out.base, out.inputs, out.span, out.loop = None, node, None, inputs, span, loop
+        out = Buffer(None, node, inputs, span, loop)
         if who is not None:
             who.deferred(out)
         return out
@@ -379,9 +377,7 @@ class Plain(Executor):
                     array = getattr(array, prim.method)(*node.params.values())
                 else:
                     array = prim.impl(node.aval.device.xp, array, **node.params)
-                out = _new(Buffer)  # without `__init__`, as in `Counted.elementwise`
-                out.array, out.node, out.base, out.inputs = array, node, source.base or source, NOTHING
-                out.span = out.loop = None
+                out = Buffer(array, node, base=source.root())
             else:
                 out = self._barrier(node, inputs, [array], None)
         elif prim.beside is not None or isinstance(prim, (Reduction, Drawn)):
