@@ -4,8 +4,8 @@ A forked child has one thread, the one that forked; what another thread of the p
 for ever.  So all locks are free in a child, and a module with state to repair there registers a function
 (:func:`in_child`).
 
-An interrupt (Ctrl-C) leaves none held, because locks are taken by ``with`` alone, which the interpreter enters and
-leaves in C, and because their blocks are short.
+An interrupt (Ctrl-C) leaves none held, because locks are taken by ``with``, which the interpreter enters and leaves in
+C.  Where one must not be waited for, what is held at the end, and was not before, is released (``budget/guard.py``).
 """
 
 from __future__ import annotations

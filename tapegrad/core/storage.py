@@ -122,10 +122,12 @@ class Meter:
             self._observer.describe(storage, buffer)
         if self._limited:
             self._admit(storage, buffer)
+        elif self._at_once:
+            self.locked(self._commit, storage)
         else:
             self._log_allocation(storage)
-        if self._at_once or len(self._log) >= CHUNK:
-            self.fold()
+            if self._limited or len(self._log) >= CHUNK:  # another thread may have set a limit meanwhile
+                self.fold()
         buffer.storage = storage
 
     def _admit(self, storage: Storage, buffer: Buffer) -> None:
@@ -154,6 +156,8 @@ class Meter:
         self._committed += storage.nbytes
         if self._reserved:
             self._reserve(-min(storage.nbytes, self.reserved))
+        if self._at_once or len(self._log) >= CHUNK:  # by this thread, whose state the observer looks at
+            self._fold()
 
     def locked(self, f: Callable[..., T], *args: Any) -> T:
         """Return what ``f(*args)`` returns; no other thread counts meanwhile."""
@@ -162,9 +166,10 @@ class Meter:
 
     def log(self, storage: Storage, event: Any) -> None:
         """Let the observer know of ``event`` in its turn."""
-        self._append((storage, event))
-        if self._at_once:
-            self.fold()
+        with self.lock:
+            self._append((storage, event))
+            if self._at_once or len(self._log) >= CHUNK:
+                self._fold()
 
     # Sums ------------------------------------------------------------------------------------------------------
 
@@ -231,20 +236,21 @@ class Meter:
 
     @property
     def storages(self) -> list[Storage]:
-        """The storages that are alive."""
+        """The storages that are alive, as of this fold: other threads may log more."""
         with self.lock:
             self._fold()
-            return list(self._registry.copy().values())  # other threads may add to it
+            return [s for s in self._registry.copy().values() if s.state == LIVE]
 
     def recount(self) -> None:
         """Set live bytes to the sum over the storages that are alive: an interrupt may have left them off."""
         with self.lock:
             self._folding = False
             self._fold()
-            for storage in [s for s in self._registry.copy().values() if s() is None]:
-                storage.state = FREED
-                del self._registry[id(storage)]
-            self._live = sum([s.nbytes for s in self._registry.copy().values()])
+            for storage in self._registry.copy().values():
+                if storage() is None:
+                    storage.state = FREED
+                    self._registry.pop(id(storage), None)
+            self._live = sum([s.nbytes for s in self._registry.copy().values() if s.state == LIVE])
             self._committed = self._live + self.reserved_bytes
 
     def counts(self, storage: Storage) -> bool:

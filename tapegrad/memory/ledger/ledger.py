@@ -14,9 +14,9 @@ own operations, with nothing recording).
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -48,6 +48,15 @@ _LARGE, _SHARE = 2**20, 256
 the stack costs nothing, or of such a share of the limit."""
 
 
+def _taken(queue: deque[T]) -> list[T]:
+    """Remove what is in ``queue``, and return it; a signal handler may do the same meanwhile."""
+    taken = []
+    while queue:
+        with suppress(IndexError):
+            taken.append(queue.popleft())
+    return taken
+
+
 class Ledger(Account):
     """The account that counts: it observes the meter, and adds to the open measures."""
 
@@ -59,11 +68,11 @@ class Ledger(Account):
         """Written while a program is profiled."""
         self.detailed = False
         """Whether some open measure is detailed: the trace is kept."""
-        self._timeline = False
+        self._timeline = self._settling = False
         self._trace = Trace()
-        self._work: list[Work] = []
+        self._work: deque[Work] = deque()
         """Work that is in no figure yet."""
-        self._small: list[tuple[Any, int, bool]] = []
+        self._small: deque[tuple[Any, int, bool]] = deque()
         """The same of small elementwise nodes: what is known of each, bytes read, and whether it is restored."""
         self._allocated: dict[int, int] = {}
         """By the id of an open measure: what the meter had allocated when its figure was up to date."""
@@ -76,15 +85,19 @@ class Ledger(Account):
         with METER.lock:
             measure.settle = self.settle  # first: after an interrupt it tells `close` that there is something to undo
             if not self._open:
+                self._settling = False
                 account.count_with(self)
                 METER.recount()
+                for storage in METER.storages:
+                    storage.key = None  # of an older measurement, by a thread that was describing it at its end
             self._settle()
             self._allocated[id(measure)] = METER.allocated_bytes
-            measure.live_bytes = measure.peak_bytes = METER.live_bytes
             self._open = [*self._open, measure]
             self._choose()
+            self._settle()
+            live = measure.__dict__["peak_bytes"] = measure.__dict__["live_bytes"]
             if measure.detailed:
-                self._trace.open(measure, measure.live_bytes)
+                self._trace.open(measure, live)
 
     def close(self, measure: Measure) -> None:
         """Stop adding to ``measure``; after the last one the ledger rests."""
@@ -93,32 +106,33 @@ class Ledger(Account):
         with METER.lock:
             self._settle()
             if measure.detailed:
-                measure.live_by_category = self.by("category")
+                measure.live_by_category = by("category", self._trace.parts)
             self._open = [m for m in self._open if m is not measure]
             self._allocated.pop(id(measure), None)
             self._trace.close(measure)
-            if not self._open:
-                self.journal = None
             self._choose()
-            if not self._open:
-                account.count_with(None)
-                for storage in METER.storages:
-                    storage.key = None  # categories are facts of one measurement
-                self._trace = Trace()
-                self._wanted.clear()
-                forget_places()
             measure.settle = None
 
     def _choose(self) -> None:
-        """Observe as much as the open measures and the journal need."""
+        """Observe as much as the open measures and the journal need; without any, forget what is known."""
+        if not self._open:
+            self.journal = None
         detailed = any(m.detailed for m in self._open)
         self._timeline = any(m.timeline for m in self._open)
         at_once = self._timeline or self.journal is not None
         METER.observe(self if self._open else None, detailed or at_once, at_once)
         if detailed and not self.detailed:
-            self._trace.restart(self._labelled())
+            self._labelled()
+            self._trace.restart(METER.storages)  # of the last fold before the trace gets events
         self.detailed = detailed
         self.follows_each = self.journal is not None
+        if not self._open:
+            account.count_with(None)
+            for storage in METER.storages:
+                storage.key = None  # categories are facts of one measurement
+            self._trace = Trace()
+            self._wanted.clear()
+            forget_places()
 
     def settle(self) -> None:
         """Let the figures of all open measures be those of now."""
@@ -126,22 +140,27 @@ class Ledger(Account):
             self._settle()
 
     def _settle(self) -> None:
-        live = METER.live_bytes
-        peak, METER.peak_bytes = METER.peak_bytes, live
-        self._add_work()
-        for m in self._open:
-            figures = m.__dict__
-            figures["live_bytes"] = live
-            figures["peak_bytes"] = max(figures["peak_bytes"], peak)
-            figures["allocated_bytes"] += METER.allocated_bytes - self._allocated[id(m)]
-            self._allocated[id(m)] = METER.allocated_bytes
+        if self._settling:  # a signal handler or a finalizer asks in the middle: figures are those of the last time
+            return
+        try:
+            self._settling = True
+            live = METER.live_bytes
+            peak, METER.peak_bytes = METER.peak_bytes, live
+            self._add_work()
+            for m in self._open:
+                figures = m.__dict__
+                figures["live_bytes"] = live
+                figures["peak_bytes"] = max(figures["peak_bytes"], peak)
+                figures["allocated_bytes"] += METER.allocated_bytes - self._allocated[id(m)]
+                self._allocated[id(m)] = METER.allocated_bytes
+        finally:
+            self._settling = False
 
     def _add_work(self) -> None:
-        small, self._small = self._small, []
-        for (site, read, again), n in Counter(small).items():
+        work = _taken(self._work)
+        for (site, read, again), n in Counter(_taken(self._small)).items():
             nbytes = site.aval.nbytes
-            self._work += [(n, (site.prim.name,) * n, n * (read + nbytes), n * FLOPS_PER_BYTE * (1 + nbytes), again)]
-        work, self._work = self._work, []
+            work.append((n, (site.prim.name,) * n, n * (read + nbytes), n * FLOPS_PER_BYTE * (1 + nbytes), again))
         for m in self._open if work else ():
             if m.detailed:
                 add_work(work, m)
@@ -164,7 +183,7 @@ class Ledger(Account):
 
     @contextmanager
     def held(self) -> Iterator[list[Storage]]:
-        """In the block nothing is counted by other threads."""
+        """The storages that are alive; in the block no other thread adds to figures, or to a journal."""
         with METER.lock:
             yield self._labelled() if self._open else []
 
@@ -211,7 +230,7 @@ class Ledger(Account):
             self._settle()
             before, self._open = self._open, [measure]
             trace, self._trace = self._trace, Trace()
-            allocated, self._allocated = self._allocated, {id(measure): METER.allocated_bytes}
+            self._allocated = {id(measure): METER.allocated_bytes}
             journal, self.journal = self.journal, None
             self.detailed = False
             self._choose()
@@ -220,8 +239,11 @@ class Ledger(Account):
         finally:
             with METER.lock:
                 self._settle()
-                self._open, self._trace = before, trace
-                self._allocated = dict.fromkeys(allocated, METER.allocated_bytes)
+                others = [m for m in self._open if m is not measure]  # which other threads have opened
+                self._open, self._trace = [m for m in before if m.settle is not None] + others, trace
+                self._allocated = {id(m): METER.allocated_bytes for m in self._open}
+                for m in others:
+                    trace.resume(m, m.__dict__["peak_bytes"])
                 self.detailed, self.journal = False, journal
                 self._choose()
                 if journal is not None:

@@ -39,6 +39,10 @@ class Trace:
         """Note the peaks of ``measure`` from now on, where ``live`` bytes are alive."""
         self._peaks[id(measure)], measure.peak_parts = live, self.parts.copy()
 
+    def resume(self, measure: Measure, peak: int) -> None:
+        """Note the peaks of ``measure`` that are higher than its ``peak`` so far."""
+        self._peaks[id(measure)] = peak
+
     def close(self, measure: Measure) -> None:
         """Note the peaks of ``measure`` no longer."""
         self._peaks.pop(id(measure), None)

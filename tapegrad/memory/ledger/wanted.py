@@ -22,7 +22,9 @@ class Wanted:
             return False
         self.found[buffer.node.index] = weakref.ref(buffer)
         if len(self.found) >= self._prune_at:
-            self.found = {i: b for i, b in self.found.items() if b() is not None}
+            for i, b in self.found.copy().items():  # other threads may add to it
+                if b() is None:
+                    self.found.pop(i, None)
             self._prune_at = max(_FIRST_PRUNING, 2 * len(self.found))
         return True
 

@@ -65,8 +65,8 @@ class Board:
         self._live.stop()
 
     def _table(self) -> RenderableType:
-        with LEDGER.held():
-            live, by = LEDGER.live_bytes, LEDGER.by("category")
+        by = LEDGER.by("category")
+        live = sum(by.values())
         cells: list[list[str | Text]] = [
             [name, format_bytes(n), "█" * round(30 * n / max(1, live))] for name in CATEGORIES if (n := by.get(name, 0))
         ]
@@ -97,8 +97,8 @@ class Beat:
 
     def _run(self) -> None:
         while True:
-            with LEDGER.held():
-                live, by = LEDGER.live_bytes, LEDGER.by("category")
+            by = LEDGER.by("category")
+            live = sum(by.values())
             reserved = self._session.samples[-1].reserved if self._session.samples else live
             self._publisher.update(
                 {
