@@ -180,17 +180,17 @@ class Meter:
                 self._fold()
 
     def _fold(self) -> None:
-        if self._folding:  # a finalizer that the collector calls here may ask for bytes
+        if self._folding:  # a signal handler or a finalizer asks in the middle
             return
         try:
             self._folding = True
             events, peak, end = self._added()
+            self._committed = self._live + self.reserved_bytes
+            self.peak_bytes = max(self.peak_bytes, peak)
+            if events and self._observer is not None:
+                self._observer.folded(events, peak, end)
         finally:
             self._folding = False
-        self._committed = self._live + self.reserved_bytes
-        self.peak_bytes = max(self.peak_bytes, peak)
-        if events and self._observer is not None:
-            self._observer.folded(events, peak, end)
 
     def _added(self) -> tuple[list[Any], int, int]:
         """Add what is logged to the sums; what the observer is to know of it (see :meth:`Observer.folded`)."""

@@ -88,6 +88,7 @@ class Ledger(Account):
                 self._settling = False
                 account.count_with(self)
                 METER.recount()
+                METER.exchange_reservations({})  # an interrupt may have left some
                 for storage in METER.storages:
                     storage.key = None  # of an older measurement, by a thread that was describing it at its end
             self._settle()
