@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CHUNK = 4096
 """Events after which the log is folded, so that it stays small."""
-NEW, LIVE, FREED = range(3)
-"""States of a storage: its allocation is logged and not in the sums yet; it is; it was freed, or was never logged."""
+NEW, COUNTED, LIVE, FREED = range(4)
+"""States of a storage: its allocation is logged and not in the sums yet; a recount has put it there, and its allocation
+may still be in the log, or be lost by an interrupt; it is in the sums; it was freed, or was never logged."""
 
 
 class Storage(ref["Buffer"]):
@@ -208,7 +209,10 @@ class Meter:
                     self._observer.describe_old(event)  # another thread began to observe meanwhile
                 self.allocated_bytes += event.nbytes
                 live += event.nbytes
-            elif state == LIVE:
+            elif state == COUNTED and event() is not None:  # then this is its allocation
+                event.state = LIVE
+                continue
+            elif state != FREED:
                 event.state = FREED
                 self._registry.pop(id(event), None)
                 live -= event.nbytes
@@ -239,7 +243,7 @@ class Meter:
         """The storages that are alive, as of this fold: other threads may log more."""
         with self.lock:
             self._fold()
-            return [s for s in self._registry.copy().values() if s.state == LIVE]
+            return [s for s in self._registry.copy().values() if s.state in (COUNTED, LIVE)]
 
     def recount(self) -> None:
         """Set live bytes to the sum over the storages that are alive: an interrupt may have left them off."""
@@ -250,7 +254,9 @@ class Meter:
                 if storage() is None:
                     storage.state = FREED
                     self._registry.pop(id(storage), None)
-            self._live = sum([s.nbytes for s in self._registry.copy().values() if s.state == LIVE])
+                elif storage.state == NEW:
+                    storage.state = COUNTED
+            self._live = sum([s.nbytes for s in self._registry.copy().values() if s.state in (COUNTED, LIVE)])
             self._committed = self._live + self.reserved_bytes
 
     def counts(self, storage: Storage) -> bool:
