@@ -120,15 +120,15 @@ class Steps:
             del inputs
         return [values[i] for i in self._results]
 
-    def count(self, ct: Buffer, residuals: Sequence[Buffer], made: Callable[..., Buffer]) -> Sequence[Buffer] | None:
-        """Cotangents, of whose steps ``made(step, array, *operands)`` makes buffers.
+    def count(self, ct: Buffer, residuals: Sequence[Buffer], wrap: Callable[..., Buffer]) -> Sequence[Buffer] | None:
+        """Return cotangents as buffers; ``wrap(step, array, *operands)`` makes one of the result of each step.
 
         None: some buffer is not filled, or not all steps are small, so that they must be run one by one.
         """
         if self._counted is None:
             small = all(step.site is not None and step.site.small for step in self._steps)
-            self._counted = self._compiled("b0, residuals, made", counted=True) if small else lambda *args: None
-        return self._counted(ct, residuals, made)
+            self._counted = self._compiled("b0, residuals, wrap", counted=True) if small else lambda *args: None
+        return self._counted(ct, residuals, wrap)
 
     # Code ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Steps:
                 lines.append(f"v{number} = asarray(v{number})")
             if counted:
                 known[f"s{number}"] = step
-                lines.append(f"b{number} = made(s{number}, v{number}, {operands})")
+                lines.append(f"b{number} = wrap(s{number}, v{number}, {operands})")
             names.append(f"v{number}")
             results.append(f"b{number}")
             lines += [f"del v{i}{f', b{i}' if counted else ''}" for i in step.dead if i >= self._first]

@@ -214,8 +214,8 @@ class Steps(Protocol):
     def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, step by step, by the executor in force."""
 
-    def count(self, ct: Buffer, residuals: Sequence[Buffer], made: Callable[..., Buffer]) -> Sequence[Buffer] | None:
-        """Cotangents, of whose small steps ``made`` makes buffers; None also where they must be run one by one."""
+    def count(self, ct: Buffer, residuals: Sequence[Buffer], wrap: Callable[..., Buffer]) -> Sequence[Buffer] | None:
+        """Cotangents as buffers, which ``wrap`` makes; None also where the steps must be run one by one."""
 
 
 class Recipes(Protocol):

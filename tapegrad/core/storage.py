@@ -50,7 +50,7 @@ class Storage(ref["Buffer"]):
     number: int
     """In the journal (-1: it is not there)."""
     holder: str
-    """Whatever keeps it."""
+    """Name of the record, or of the variable, that keeps it."""
     read: int
     """The last event of the forward pass that read it (-1: none)."""
     next: int
@@ -70,7 +70,7 @@ class Storage(ref["Buffer"]):
 
 
 class Observer(Protocol):
-    """Whatever wants to know more than sums."""
+    """Receives allocations and frees, where sums do not suffice."""
 
     def describe(self, storage: Storage, buffer: Buffer) -> None:
         """``storage`` is about to be logged; ``buffer`` owns it."""
@@ -119,6 +119,7 @@ class Meter:
             return
         storage = Storage(buffer, self._append)
         storage.nbytes, storage.state, storage.key = buffer.node.aval.footprint, FREED, None
+        buffer.storage = storage
         if self._observer is not None:
             self._observer.describe(storage, buffer)
         if self._limited:
@@ -129,7 +130,6 @@ class Meter:
             self._log_allocation(storage)
             if self._limited or len(self._log) >= CHUNK:  # another thread may have set a limit meanwhile
                 self.fold()
-        buffer.storage = storage
 
     def _admit(self, storage: Storage, buffer: Buffer) -> None:
         """Log ``storage`` if it is within the limit, or as soon as memory has been freed for it."""
@@ -246,12 +246,16 @@ class Meter:
             return [s for s in self._registry.copy().values() if s.state in (COUNTED, LIVE)]
 
     def recount(self) -> None:
-        """Set live bytes to the sum over the storages that are alive: an interrupt may have left them off."""
+        """Set live bytes to the sum over the storages that are alive: an interrupt may have left them off.
+
+        It may also have come between the count of a buffer's bytes and their use: then the buffer has no array.
+        """
         with self.lock:
             self._folding = False
             self._fold()
             for storage in self._registry.copy().values():
-                if storage() is None:
+                buffer = storage()
+                if buffer is None or buffer.array is None or buffer.storage is not storage:
                     storage.state = FREED
                     self._registry.pop(id(storage), None)
                 elif storage.state == NEW:
@@ -269,12 +273,14 @@ class Meter:
             self._fold()
             storages = list(storages)
             for storage in storages:
+                if storage.state == COUNTED:  # else its end would be taken for the allocation that may be in the log
+                    storage.state = LIVE
                 self._append(storage)
             self._fold()
             for storage in storages:
                 storage.key = None
 
-    # Who is asked ----------------------------------------------------------------------------------------------
+    # Observer and limit ----------------------------------------------------------------------------------------
 
     def observe(self, observer: Observer | None, storages: bool = False, at_once: bool = False) -> None:
         """Notify ``observer`` from now on; ``storages``: of allocations and frees, too; ``at_once``: as they happen."""

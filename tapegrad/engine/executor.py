@@ -348,11 +348,11 @@ class Counted(Executor):
             ct = Buffer(ct, leaf(node.aval))
         if not isinstance(residuals, tuple):
             residuals = residuals.restored()
-        return steps.count(ct, residuals, _made) or steps.run(ct, residuals)
+        return steps.count(ct, residuals, _wrap) or steps.run(ct, residuals)
 
 
-def _made(step: Any, array: Array, *operands: Array) -> Buffer:
-    """A buffer of what a small ``step`` of a rule has made of ``operands``."""
+def _wrap(step: Any, array: Array, *operands: Array) -> Buffer:
+    """Return a buffer for ``array``, the result of a small ``step`` of a rule on ``operands``."""
     node = Node(step.prim, step.params, step.aval, step.site)
     out = Buffer(array, node)
     account.current.ran_small(node, operands)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,3 +62,30 @@ def interrupted(f: Callable[[], Any], times: int, seed: int = 0, **options: Any)
         calls = Calls(at, **options)
         calls.during(f)
         yield f"call {at}, {calls.where}"
+
+
+def by_timer(step: Callable[[], Any], times: int) -> tuple[int, int]:
+    """Send ``times`` interrupts while ``step`` is repeated: how many were sent, and how many ended it."""
+    sent = raised = 0
+
+    def handler(*_: Any) -> None:
+        nonlocal sent
+        sent += 1
+        raise KeyboardInterrupt
+
+    former, hook = signal.signal(signal.SIGALRM, handler), sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: None  # is told of those that a finalizer loses
+    try:
+        for i in range(times):
+            aim = sent + 1
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 2e-4 + i * 1e-6)
+                while sent < aim:
+                    step()
+            except KeyboardInterrupt:
+                raised += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        sys.unraisablehook = hook
+    return sent, raised

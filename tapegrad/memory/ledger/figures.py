@@ -206,11 +206,11 @@ been dropped before."""
 def add_work(done: Iterable[Work], m: Measure) -> None:
     """Add work to the figures of ``m``."""
     figures = m.__dict__
-    for (kernels, names, moved, cost, again), n in Counter(done).items():
+    for (kernels, names, moved, cost, restored), n in Counter(done).items():
         figures["kernel_runs"] += n * kernels
         figures["bytes_moved"] += n * moved
         figures["cost"] += n * cost
-        if again:
+        if restored:
             figures["restored_cost"] += n * cost
         for name in names:
             figures["nodes_run"][name] += n

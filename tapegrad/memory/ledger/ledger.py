@@ -48,13 +48,13 @@ _LARGE, _SHARE = 2**20, 256
 the stack costs nothing, or of such a share of the limit."""
 
 
-def _taken(queue: deque[T]) -> list[T]:
+def _drain(queue: deque[T]) -> list[T]:
     """Remove what is in ``queue``, and return it; a signal handler may do the same meanwhile."""
-    taken = []
+    items = []
     while queue:
         with suppress(IndexError):
-            taken.append(queue.popleft())
-    return taken
+            items.append(queue.popleft())
+    return items
 
 
 class Ledger(Account):
@@ -158,10 +158,10 @@ class Ledger(Account):
             self._settling = False
 
     def _add_work(self) -> None:
-        work = _taken(self._work)
-        for (site, read, again), n in Counter(_taken(self._small)).items():
+        work = _drain(self._work)
+        for (site, read, restored), n in Counter(_drain(self._small)).items():
             nbytes = site.aval.nbytes
-            work.append((n, (site.prim.name,) * n, n * (read + nbytes), n * FLOPS_PER_BYTE * (1 + nbytes), again))
+            work.append((n, (site.prim.name,) * n, n * (read + nbytes), n * FLOPS_PER_BYTE * (1 + nbytes), restored))
         for m in self._open if work else ():
             if m.detailed:
                 add_work(work, m)
@@ -359,14 +359,12 @@ class Ledger(Account):
             with METER.lock:
                 self._add_work()
 
-    locked = staticmethod(METER.locked)
-
     def deferred(self, buffer: Buffer) -> None:
         """A buffer was made pending here."""
         if self.detailed and not hasattr(buffer.node, "place"):
             buffer.node.place = user_place()
         if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
-            self.locked(self.journal.called, buffer.node)
+            METER.locked(self.journal.called, buffer.node)
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
@@ -409,7 +407,7 @@ class Ledger(Account):
             METER.log(storage, (category, name))
         if category == "gradient" and self.journal is not None:
             if self.journal.gradients is not None:
-                self.locked(self.journal.gradient, name, digest_of(buffer))
+                METER.locked(self.journal.gradient, name, digest_of(buffer))
 
     def labelled_each(self, labels: Iterable[tuple[Buffer, str, str]]) -> None:
         """The bytes of many buffers serve as categories."""
@@ -419,14 +417,14 @@ class Ledger(Account):
     def read(self, buffers: Sequence[Buffer]) -> None:
         """A kernel reads buffers."""
         if self.journal is not None:
-            self.locked(self.journal.read, buffers)
+            METER.locked(self.journal.read, buffers)
 
     def called(self, recording: Recording, node: Node) -> None:
         """A call with a derivative of its own was made."""
         if self.detailed:
             node.place = user_place()
         if self.journal is not None:
-            self.locked(self.journal.called, node)
+            METER.locked(self.journal.called, node)
 
     # Work, and what threads do ----------------------------------------------------------------------------------
 
@@ -445,7 +443,7 @@ class Ledger(Account):
             whole = distinct and arrays[0].base is None and arrays[-1].base is None
             self._small.append((site, site.read_bytes if whole else moved_by(arrays, ())[0], HERE.restoring))
             if len(self._small) >= CHUNK:
-                self.locked(self._add_work)
+                METER.locked(self._add_work)
 
     def passed(self, passes: Sequence[tuple[int, int]]) -> None:
         """A kernel passed over memory."""
@@ -504,7 +502,7 @@ class Ledger(Account):
             return during(f, *args, walking=True, source=HERE.source, location=location)
         finally:
             if self.journal is not None and not HERE.walking:
-                thread.executor.happened(partial(self.locked, self.journal.walked, began_ns))
+                thread.executor.happened(partial(METER.locked, self.journal.walked, began_ns))
             if not (HERE.walking or HERE.reruns or thread.recorders):
                 set_differentiated(thread.executor.in_earnest(lambda: True, HERE.differentiated))
 

@@ -71,8 +71,8 @@ class Trace:
             if live > self._peaks.get(id(m), live):
                 self._peaks[id(m)], m.peak_parts = live, self.parts.copy()
 
-    def _add(self, events: Sequence[Any], all_of_them: bool) -> None:
-        """Add ``events``; if they are ``all_of_them``, what is freed among them need not be added first."""
+    def _add(self, events: Sequence[Any], net: bool) -> None:
+        """Add ``events``; ``net``: they are the last ones, so what is allocated and freed among them cancels."""
         parts = self.parts
         for event in events:
             if type(event) is not Storage:
@@ -80,7 +80,7 @@ class Trace:
             elif event.traced:
                 event.traced = False
                 parts[event.key] -= event.nbytes
-            elif not (all_of_them and event.state == FREED):
+            elif not (net and event.state == FREED):
                 event.traced = True
                 parts[event.key] += event.nbytes
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+from tapegrad.core.storage import METER
 from tapegrad.distributed.engine import Piece
 from tapegrad.distributed.watching import WATCHING, Entered, Watcher
-from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.spool import TIMES, Spool
 
 MOST = 100_000
@@ -62,11 +62,11 @@ class Collectives(Watcher):
         event = entered.noted = Event(entered, under_way, perf_counter_ns(), index=len(self.events))
         self.events.append(event)
         if self.spool is not None:
-            LEDGER.locked(_enter, self.spool, event)
+            METER.locked(_enter, self.spool, event)
 
     def _write(self, event: Event) -> None:
         if self.spool is not None:
-            LEDGER.locked(event.write, self.spool)
+            METER.locked(event.write, self.spool)
 
     def copy(self, spool: Spool) -> None:
         """Put all of them on disk, and write there from now on."""

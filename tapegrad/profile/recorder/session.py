@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tapegrad.core.storage import METER
 from tapegrad.device import current_device
 from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.journal import STEP, STOPPED, End, Journal
@@ -128,7 +129,7 @@ class Session:
             ns = time.perf_counter_ns()
             self.marks.append(StepMark(seq, ns, kind, time.process_time_ns(), counts, peak))
             if self.spool is not None:
-                LEDGER.locked(self.marks[-1].write, self.spool)
+                METER.locked(self.marks[-1].write, self.spool)
             self.sample(seq)
             self._look_after_spool()
             if self.steps is not None and self.step >= self.steps + self.warmup:
@@ -156,7 +157,7 @@ class Session:
         if self._checker is not None:
             self._checker.compare()
         if self.spool is not None:
-            LEDGER.locked(self.samples[-1].write, self.spool, *self._checks())
+            METER.locked(self.samples[-1].write, self.spool, *self._checks())
 
     def _checks(self) -> tuple[int, int]:
         return (0, 0) if self._checker is None else self._checker.figures()
