@@ -111,7 +111,7 @@ part host 20 "$python" bench/gpu_host.py --seconds 14 "${dry[@]}"
 if is_dry; then
     for name in profile step-compiled rates-compiled speed-compiled; do skipped "$name" "dry run"; done
 else
-    part profile 20 "$python" -m tapegrad profile --check -f -o "${TMPDIR:-/tmp}/tapegrad-gpu.json.gz" -m tapegrad demo --quick
+    part profile 20 "$python" -m tapegrad profile --check -f -o "${TMPDIR:-/tmp}/tapegrad-gpu.sqlite" -m tapegrad demo --quick
     for name in step rates speed; do
         part "$name-compiled" 30 "$python" "bench/gpu_$name.py" --part "gpu-$name-compiled" --seconds 24 --peers compile,jax
     done

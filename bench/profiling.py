@@ -3,7 +3,7 @@
     python bench/profiling.py [--scale quick|full] [--stacks line|full] [--rounds 15] [--threads 1] [--json]
 
 The demo's training step (forward, backward, AdamW), plain and recorded in turns, as ``tapegrad profile`` records it,
-with the journal on disk: a session is started before each recorded step and stopped after it, outside the time taken.
+to a run file: a session is started before each recorded step and stopped after it, outside the time taken.
 The cost is the median of the ratios within rounds, by the clock and by the process's CPU time (which leaves out what
 other processes do).  Counts, which do not depend on the machine, are given beside: events, and bytes of tensors that
 recording takes (none: the exit code is 1 otherwise, or where a gradient changes by a bit).
@@ -47,26 +47,26 @@ def main() -> int:
     from tapegrad.profile import demo_text, demo_train
     from tapegrad.profile.demo_model import loss_and_gradients
     from tapegrad.profile.recorder import Session
+    from tapegrad.tracing.log import Log
 
     settings = demo_train.FULL if args.scale == "full" else demo_train.QUICK
     text = demo_text.load()
     training = demo_train.Training("plain", text, settings)
     batch = demo_train.windows(text.train, "0", settings)
 
-    journal = os.path.join(tempfile.mkdtemp(prefix="tapegrad-"), "journal")
+    path = os.path.join(tempfile.mkdtemp(prefix="tapegrad-"), "run.sqlite")
 
     def step() -> None:
         float(training.step(*batch))
 
     def recorded(what: Any) -> tuple[Any, Session]:
-        session = Session(stacks=args.stacks)
-        session.write_to(journal, {"meta": {}})
+        session = Session(stacks=args.stacks, log=Log(path))
         session.start()
         try:
             return what(), session
         finally:
             session.stop()
-            os.unlink(journal)
+            os.unlink(path)
 
     def gradients() -> list[bytes]:
         return [g.numpy().tobytes() for g in loss_and_gradients(training.model, *batch)[1]]
@@ -82,7 +82,7 @@ def main() -> int:
     with tg.measure() as watched:
         after, session = recorded(gradients)
     extra, same = watched.peak_bytes - bare.peak_bytes, before == after
-    events = session.journal.parts.events + len(session.journal.parts.now)
+    events = session.journal.parts.events
     wall, cpu = (statistics.median(b[i] / a[i] for a, b in zip(off, on)) for i in (0, 1))
     milliseconds = statistics.median(a[0] for a in off) * 1e3
     row = (f"{milliseconds:.0f} ms", f"{wall:.3f}x", f"{cpu:.3f}x", f"{events:,}", str(extra), "yes" if same else "NO")

@@ -126,7 +126,7 @@ def figures(name: str) -> str:
 def live_bytes(name: str) -> list[int]:
     """What is alive after each event of the third of three steps, by the profiler."""
     with tempfile.TemporaryDirectory() as folder:
-        run, table = Path(folder) / "run.json.gz", Path(folder) / "run.csv"
+        run, table = Path(folder) / "run.sqlite", Path(folder) / "run.csv"
         command = [sys.executable, "-m", "tapegrad", "profile", "-o", str(run), __file__, "--step", name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         subprocess.run([sys.executable, "-m", "tapegrad", "report", str(run), "--csv", str(table)], check=True,

@@ -32,7 +32,7 @@ LIBRARIES = {
     "threadpoolctl": {"device"},
     "click": {"profile"},
     "rich": {"profile", "training"},
-    "psutil": {"profile"},
+    "psutil": {"profile", "tracing"},
     "mpi4py": {"distributed"},
     "llvmlite": {"engine"},
     "pytest": {"testing"},

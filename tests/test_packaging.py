@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = re.compile(
-    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh?|tapegrad/profile/\w+/schema\.json"
+    r"tapegrad/[\w/]+\.py|tapegrad/py\.typed|tapegrad/_kernels/\w+\.cuh?|tapegrad/profile/\w+/schema\.json|tapegrad/tracing/schema\.sql"
     r"|tapegrad/profile/viewer/assets/[\w./-]+|tapegrad-[\w.]+\.dist-info/[\w/]+(\.txt)?"
 )
 
@@ -74,7 +74,8 @@ def test_wheel_holds_the_package_and_the_kernels_and_nothing_else(source: Path, 
     sources = [*kernels.glob("*.cu"), *kernels.glob("*.cuh")]
     headers = {f"tapegrad/_kernels/{path.name}" for path in sources}
     profile = source / "tapegrad" / "profile"
-    data = [*profile.glob("*/schema.json"), *(p for p in (profile / "viewer" / "assets").rglob("*") if p.is_file())]
+    data = [*profile.glob("*/schema.json"), source / "tapegrad" / "tracing" / "schema.sql"]
+    data += [p for p in (profile / "viewer" / "assets").rglob("*") if p.is_file()]
     others = {path.relative_to(source).as_posix() for path in data} | {"tapegrad/py.typed"}
     assert len(data) > 10
     assert {name for name in names if ".dist-info/" not in name} == modules | headers | others
@@ -145,7 +146,7 @@ def test_the_package_works_from_the_wheel_alone(source: Path, tmp_path: Path) ->
     code = (
         "import tapegrad; assert tapegrad.__version__ == '1.2.3' and '__version__' in dir(tapegrad)\n"
         "print(tapegrad.__file__, tapegrad.sin(1.0)); from tapegrad.profile.viewer.html import page\n"
-        "from tapegrad.profile.runs.model import Run; from tapegrad.profile.cli import main\n"
+        "from tapegrad.tracing.run import Run; from tapegrad.profile.cli import main\n"
         "about = {'device': {'name': 'cpu'}, 'outcome': {'kind': 'finished', 'code': 0}}\n"
         "assert '<html' in page(Run(about | {'tapegrad': '0', 'program': 'x', 'argv': []})); main(['--help'])"
     )

@@ -225,7 +225,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise PlanError(f"{name}: larger than {MAX_BYTES >> 20} MiB; that is no plan")
-        if data.startswith(b"\x1f\x8b"):  # gzip
+        if data.startswith(b"SQLite format 3\0"):
             raise PlanError(f"{name}: this is a run, not a plan; make one with tapegrad plan")
         content = json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except OSError as e:

@@ -135,7 +135,7 @@ def _one_line(error: TapegradError | OSError) -> click.ClickException:
     from tapegrad.memory.plan import PlanError
     from tapegrad.profile.report.escape import shown
     from tapegrad.profile.report.units import first_line
-    from tapegrad.profile.runs.file import RunFileError
+    from tapegrad.tracing.database import RunFileError
 
     text = first_line(error)
     if isinstance(error, OSError) and not isinstance(error, TapegradError) and error.filename is not None:
@@ -173,7 +173,7 @@ def main() -> None:
     \b
     Examples:
       tapegrad profile train.py --batch 64
-      tapegrad report tapegrad-train.4242.json.gz --html
-      tapegrad plan tapegrad-train.4242.json.gz --budget 4GiB
-      tapegrad compare before.json.gz after.json.gz --fail-above 5%
+      tapegrad report tapegrad-train.4242.sqlite --html
+      tapegrad plan tapegrad-train.4242.sqlite --budget 4GiB
+      tapegrad compare before.sqlite after.sqlite --fail-above 5%
     """

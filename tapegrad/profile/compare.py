@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tapegrad.profile.report.rows import ordered, rerun_roots, rows, short_names, short_source
-from tapegrad.profile.runs import CATEGORIES, Run
-from tapegrad.profile.runs.model import MARKS
 from tapegrad.sizes import SizeError, parse_bytes
+from tapegrad.tracing.names import CATEGORIES, MARKS
+from tapegrad.tracing.run import Run
 
 BY = ("category", "line", "op")
 _IF_ANY = ("values restored per step", "offloads per step")

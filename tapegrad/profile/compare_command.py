@@ -15,8 +15,8 @@ from tapegrad.profile.compare import BY, Change, Comparison, Threshold
 from tapegrad.profile.report.rows import op_name
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import ms, percent
-from tapegrad.profile.runs import load
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.file import load
 
 
 class Side(NamedTuple):
@@ -44,8 +44,8 @@ def compare(
 
     \b
     Examples:
-      tapegrad compare before.json.gz after.json.gz --fail-above 2%
-      tapegrad compare before.json.gz after.json.gz --by line --json
+      tapegrad compare before.sqlite after.sqlite --fail-above 2%
+      tapegrad compare before.sqlite after.sqlite --by line --json
 
     The exit code is 3 if B exceeds a threshold, or did not finish though there is one, or if its gradients differ; 2 if
     a run cannot be read, 1 on other errors.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tapegrad.profile.report.writable import try_output
-from tapegrad.profile.runs.file import JOURNAL
 
 if TYPE_CHECKING:
     from tapegrad.profile.ranks.gathering import Ranks
     from tapegrad.profile.recorder.program import Outcome, Program
     from tapegrad.profile.recorder.progress import Beat, Board
     from tapegrad.profile.recorder.session import Session
-    from tapegrad.profile.runs import Run
+    from tapegrad.tracing.log import Log
+    from tapegrad.tracing.run import Run
 
 
 @click.command(
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   tapegrad profile train.py --batch 64
-  tapegrad profile -o before.json.gz --steps 5 --warmup 2 -m package.train
+  tapegrad profile -o before.sqlite --steps 5 --warmup 2 -m package.train
   tapegrad profile --plan plan.json train.py --batch 64
-  tapegrad profile --gradients -q -o a.json.gz train.py   (for compare)
+  tapegrad profile --gradients -q -o a.sqlite train.py   (for compare)
   mpiexec -n 4 tapegrad profile train.py
 
 The exit code is that of the program.""",
@@ -44,7 +44,7 @@ The exit code is that of the program.""",
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The run file.  [default: tapegrad-PROGRAM.PID.json.gz]",
+    help="The run file.  [default: tapegrad-PROGRAM.PID.sqlite]",
 )
 @click.option("-f", "--force", is_flag=True, help="Overwrite the run file.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
@@ -72,10 +72,9 @@ The exit code is that of the program.""",
 def profile(ctx: click.Context, program: str, args: tuple[str, ...], **options: Any) -> None:
     """Run a program and record where the bytes of its tensors go.
 
-    PROGRAM and its ARGS are run as by python.  The run file is written however the program ends: also on an
-    exception, out of memory, or Ctrl-C; on SIGUSR2 what there is so far is.  Meanwhile RUNFILE.journal holds all that
-    has happened: after SIGKILL `tapegrad report RUNFILE` shows it.  Then the peak is printed: what was alive,
-    by category and by line, and what would help.
+    PROGRAM and its ARGS are run as by python.  The run file, a SQLite database, is written while the program
+    runs: `tapegrad report RUNFILE` shows it at any time, also after an exception, out of memory, Ctrl-C or SIGKILL.
+    At the end the peak is printed: what was alive, by category and by line, and what would help.
 
     Started by mpiexec or srun, all ranks are recorded, and rank 0 writes one run file: what each of them held, sent
     and waited for, and all about the one with the highest peak.
@@ -110,16 +109,14 @@ class _Profiling:
         """Whether the run file could not be written."""
         self.budget = None if options["budget"] is None else parse_bytes(options["budget"])
         self.limit = None if options["limit"] is None else parse_bytes(options["limit"])
-        self.path = options["output"] or Path(f"tapegrad-{program.title}.{os.getpid()}.json.gz")
+        self.path = options["output"] or Path(f"tapegrad-{program.title}.{os.getpid()}.sqlite")
         if self.rank:  # rank 0 writes and tells
             self.options = options | {"quiet": True, "live": False, "html": False}
-            ending = f".rank{self.rank}.json.gz"
-            self.path = self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ending)
+            self.path = self.path.with_name(f"{self.path.name.removesuffix('.sqlite')}.rank{self.rank}.sqlite")
         self.target = self.path.absolute()  # the program may change its folder
-        self.journal = self.target.with_name(self.target.name + JOURNAL)
         if not self.rank:
             self._check_path()
-        self.page = self.target.with_name(self.path.name.removesuffix(".gz").removesuffix(".json") + ".html")
+        self.page = self.target.with_name(self.path.name.removesuffix(".sqlite") + ".html")
         if self.options["html"]:
             try_output("--html", self.page)
         # those of this command: the program may replace or close its own
@@ -127,15 +124,8 @@ class _Profiling:
 
     def _check_path(self) -> None:
         try_output("-o", self.path)
-        if self.options["force"]:
-            return
-        if self.path.exists():
+        if self.path.exists() and not self.options["force"]:
             raise click.UsageError(f"{self.path} exists; give another -o, or -f to overwrite it")
-        if self.journal.exists():
-            raise click.UsageError(
-                f"{self.journal} exists: a program that is running, or was killed, wrote it (see tapegrad report "
-                f"{self.path}); give another -o, or -f to overwrite it"
-            )
 
     def run(self) -> int:
         """Run, save, tell; the exit code."""
@@ -147,13 +137,13 @@ class _Profiling:
             self.facts = facts(self.program)
             each = "" if self.ranks is None else f"{self.ranks.size} ranks, "
             self._say(f"{each}{self.facts['device']['name']} {self.facts['device']['model']} -> {self.path}")
-            self.session = self._session()
-            shown = self._show()
-            self._dump_on_signal(stack)
             if self.ranks is not None:
                 self.facts |= {"rank": self.rank, "ranks": self.ranks.size}
+            self.session = self._session()
+            shown = self._show()
+            self._flush_on_signal(stack)
+            if self.ranks is not None:
                 self.ranks.begin()
-            self._open_journal()
             self.session.start()
             try:
                 outcome = running.run(self.program)
@@ -164,8 +154,10 @@ class _Profiling:
                         what.stop()
         if self.ranks is not None and mine:
             return self._end_with(self.ranks, outcome)
-        recorded = self._saved(running.outcome_of(outcome)) if mine else None
-        self._remove_journal()
+        recorded = None
+        if mine:
+            recorded = self._recorded(running.outcome_of(outcome))
+            self._save(recorded)
         if outcome.error is not None:
             if recorded is not None:
                 self._explain(recorded)
@@ -191,13 +183,12 @@ class _Profiling:
             status = ranks.delivered(mine, recorded)
             if status is None:
                 self._save(recorded)
-                self._remove_journal()
                 ranks.end(outcome.code, f"rank 0 does not come; what rank {self.rank} has recorded is in {self.path}")
-            self._remove_journal()
+            if self.session.log.path is not None:
+                self.target.unlink(missing_ok=True)
             return status or 0
         everyones, status = ranks.gathered(mine, recorded)
         self._save(everyones)
-        self._remove_journal()
         self._explain(everyones)
         self._tell(everyones)
         ranks.dismiss(status)
@@ -236,26 +227,25 @@ class _Profiling:
         lines = None if o["quiet"] or (o["live"] and sys.stderr.isatty()) else Lines(self._say)
         return Session(
             stacks=o["stacks"], steps=o["steps"], warmup=o["warmup"], check=o["check"], gradients=o["gradients"],
-            on_step=lines, warn=self._say,
+            on_step=lines, log=self._log(), warn=self._say,
         )  # fmt: skip
 
-    def _open_journal(self) -> None:
-        """Have all that is recorded written beside the run file, from the start."""
-        if self.target.exists() and not self.target.is_file():  # a device, a pipe
-            return
-        meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan}
-        head = {"meta": meta, "host": platform.node(), "created": time.time(), "source": not self.options["no_source"]}
-        try:
-            self.session.write_to(self.journal, head)
-        except OSError as error:
-            self._say(f"{self.journal} cannot be written ({error.strerror or error}): of a program that is killed, "
-                      "nothing will be known")  # fmt: skip
+    def _log(self) -> Log | None:
+        """Return the run file, to which all that is recorded is written from the start; None: it is no file."""
+        from tapegrad.tracing.log import Log
 
-    def _remove_journal(self) -> None:
-        """The run file is whole, or is another process's: the journal is needed no more."""
-        if self.session.spool is not None and not self.failed:
-            with suppress(OSError):
-                self.session.spool.remove()
+        if self.target.exists() and not self.target.is_file():  # a device, a pipe
+            return None
+        try:
+            log = Log(self.target)
+        except OSError as error:
+            self._say(f"{self.target} cannot be written ({error.strerror or error}): of a program that is killed, "
+                      "nothing will be known")  # fmt: skip
+            return None
+        log.set("meta", {**self._meta(), "stacks": self.options["stacks"]})
+        log.set("recording", {"host": platform.node(), "created": time.time(), "source": not self.options["no_source"]})
+        log.flush()
+        return log
 
     def _show(self) -> list[Beat | Board]:
         from tapegrad.profile.recorder.progress import Beat, Board
@@ -267,24 +257,21 @@ class _Profiling:
             what.start()
         return shown
 
-    def _dump_on_signal(self, stack: ExitStack) -> None:
+    def _flush_on_signal(self, stack: ExitStack) -> None:
+        """Let SIGUSR2 write what was recorded last."""
         number = getattr(signal, "SIGUSR2", None)
         if number is not None:
-            running = {"kind": "running", "code": 0, "message": ""}
-            before = signal.signal(number, lambda *_: os.getpid() == self.facts["pid"] and self._saved(running))
+            before = signal.signal(number, lambda *_: self.session.flush())
             stack.callback(signal.signal, number, before)
 
-    def _saved(self, outcome: dict[str, object]) -> Run:
-        recorded = self._recorded(outcome)
-        self._save(recorded)
-        return recorded
+    def _meta(self) -> dict[str, Any]:
+        return {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan}
 
     def _recorded(self, outcome: dict[str, object]) -> Run:
-        meta = {**self.facts, "limit_bytes": self.limit or self.budget, "plan": self.plan, "outcome": outcome}
-        return self.session.run(meta, source=not self.options["no_source"])
+        return self.session.run(self._meta() | {"outcome": outcome}, source=not self.options["no_source"])
 
     def _save(self, recorded: Run) -> None:
-        from tapegrad.profile.runs import save
+        from tapegrad.tracing.file import save
 
         try:
             save(recorded, self.target)
@@ -297,7 +284,7 @@ class _Profiling:
         """Save a long run in another folder, for it must not be lost."""
         import tempfile
 
-        from tapegrad.profile.runs import save
+        from tapegrad.tracing.file import save
 
         with suppress(OSError):
             rescued = Path(tempfile.mkdtemp(prefix="tapegrad-"), self.path.name)

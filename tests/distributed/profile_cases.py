@@ -12,9 +12,10 @@ import tapegrad as tg
 from tapegrad import distributed as dist
 from tapegrad.distributed.collectives.under_way import finish, help_on, start
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.runs import CATEGORIES, Run
-from tapegrad.profile.runs.communication import Collective, collectives, walks
-from tapegrad.profile.runs.timeline import last_categories
+from tapegrad.tracing.communication import Collective, collectives, walks
+from tapegrad.tracing.names import CATEGORIES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import last_categories
 
 LATE = 0.3
 """Seconds."""

@@ -10,8 +10,9 @@ from subprocess import CompletedProcess
 import pytest
 from distributed import ranks
 
-from tapegrad.profile.runs import Run, load
-from tapegrad.profile.runs.communication import collectives, walks
+from tapegrad.tracing.communication import collectives, walks
+from tapegrad.tracing.file import load
+from tapegrad.tracing.run import Run
 
 pytestmark = [
     pytest.mark.skipif(ranks.missing(), reason="needs mpi4py and an MPI library (pip install mpi4py mpich)"),
@@ -55,7 +56,7 @@ BYTES = 400_000
 
 
 def profiled(folder: Path, size: int, fault: str, *options: str) -> tuple[CompletedProcess[str], Path]:
-    script, path = folder / "program.py", folder / "run.json.gz"
+    script, path = folder / "program.py", folder / "run.sqlite"
     script.write_text(PROGRAM)
     command = ["-m", "tapegrad", "profile", "-o", str(path), *options, str(script), fault]
     return ranks.start(size, *command, timeout=60), path
@@ -69,7 +70,7 @@ def test_all_ranks_are_in_one_run(tmp_path: Path) -> None:
     done, path = profiled(tmp_path, 3, "none")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("done") and done.stdout.count("Peak ") == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py", "run.json.gz"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["program.py", "run.sqlite"]
     run = load(path)
     assert run.finished and run.meta["ranks"] == 3
     assert run.ranks["rank"] == [0, 1, 2]
@@ -117,7 +118,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_fails_while_rank_0_computes_saves_its_own(tmp_path: Path) -> None:
     done, path = profiled(tmp_path, 2, "root sleeps")
     assert done.returncode == 1 and not path.exists(), done.stderr
-    own = tmp_path / "run.rank1.json.gz"
+    own = tmp_path / "run.rank1.sqlite"
     assert f"[rank 1] rank 0 does not come; what rank 1 has recorded is in {own}" in done.stderr
     run = load(own)
     assert run.meta["rank"] == 1 and run.meta["outcome"]["message"] == "ValueError: no such mesh"
@@ -125,11 +126,11 @@ def test_a_rank_that_fails_while_rank_0_computes_saves_its_own(tmp_path: Path) -
 
 
 def test_wrong_usage_ends_all_ranks_at_once(tmp_path: Path) -> None:
-    (tmp_path / "run.json.gz").write_text("mine")
+    (tmp_path / "run.sqlite").write_text("mine")
     began = time.monotonic()
     done, path = profiled(tmp_path, 2, "none")
     assert done.returncode == 2 and time.monotonic() - began < 20
-    assert "run.json.gz exists; give another -o, or -f to overwrite it" in done.stderr
+    assert "run.sqlite exists; give another -o, or -f to overwrite it" in done.stderr
     assert "done" not in done.stdout and path.read_text() == "mine"
 
 

@@ -12,7 +12,7 @@ import tapegrad as tg
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.recorder.facts import device_facts
-from tapegrad.profile.runs.timeline import totals
+from tapegrad.tracing.timeline import totals
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_collection")]
 META: dict[str, Any] = {

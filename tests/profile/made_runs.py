@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tapegrad.profile.runs.model import CATEGORIES, KINDS, MARKS, PHASES, Run
-from tapegrad.profile.runs.timeline import peak, totals
+from tapegrad.tracing.names import CATEGORIES, KINDS, MARKS, PHASES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import peak, totals
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ import tapegrad
 from tapegrad.errors import TapegradError
 from tapegrad.profile import cli
 from tapegrad.profile.cli import COMMANDS, SECTIONS, main
-from tapegrad.profile.runs import save
-from tapegrad.profile.runs.file import RunFileError
+from tapegrad.tracing.database import RunFileError
+from tapegrad.tracing.file import save
 from tests.profile.plan.made import training
 
 NAMES = ["profile", "report", "plan", "compare", "top", "demo", "doctor", "completion", "run"]
@@ -110,7 +110,7 @@ def test_an_unknown_command_goes_to_stderr_with_a_suggestion_and_exit_code_2() -
         (TapegradError("no room\nand much more"), 1, "Error: no room\n"),
         (TapegradError(""), 1, "Error: TapegradError\n"),
         (TapegradError("a \x1b[2J file\u202e"), 1, "Error: a \\x1b[2J file\\u202e\n"),
-        (RunFileError("x.json: not a run file"), 2, "Error: x.json: not a run file\n"),
+        (RunFileError("x.sqlite: not a run file"), 2, "Error: x.sqlite: not a run file\n"),
         (PermissionError(13, "Permission denied", "/root/x"), 1, "Error: /root/x: Permission denied\n"),
         (OSError("odd"), 1, "Error: odd\n"),
         (KeyboardInterrupt(), 130, "\ninterrupted\n"),
@@ -134,13 +134,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["report", "a.json.gz"], ["report", "a.json.gz", "--csv", "-"],
-     ["report", "small.json.gz", "--csv", "-"], ["plan", "a.json.gz", "--pareto"],
-     ["compare", "a.json.gz", "a.json.gz"], ["compare", "a.json.gz", "a.json.gz", "--json"]],
+    [["--help"], ["report", "a.sqlite"], ["report", "a.sqlite", "--csv", "-"],
+     ["report", "small.sqlite", "--csv", "-"], ["plan", "a.sqlite", "--pareto"],
+     ["compare", "a.sqlite", "a.sqlite"], ["compare", "a.sqlite", "a.sqlite", "--json"]],
 )  # fmt: skip
 def test_who_reads_no_further_sees_no_error(arguments: list[str], tmp_path: Path) -> None:
-    save(training(), tmp_path / "a.json.gz")
-    save(training(steps=1, blocks=1), tmp_path / "small.json.gz")  # whose text waits in a buffer until the end
+    save(training(), tmp_path / "a.sqlite")
+    save(training(steps=1, blocks=1), tmp_path / "small.sqlite")  # whose text waits in a buffer until the end
     running = subprocess.Popen(
         [sys.executable, "-W", "error", "-c", SCRIPT, *arguments], cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},

@@ -10,15 +10,16 @@ from click.testing import CliRunner, Result
 
 from tapegrad.profile.cli import COMMANDS, main
 from tapegrad.profile.compare import Change, Threshold, compare, parse_threshold, steady_steps
-from tapegrad.profile.runs import Run, save
+from tapegrad.tracing.file import save
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, empty, hostile, many, out_of_memory, training
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save(training(), "plain.json.gz")
-    save(training(checkpointed=3), "less.json.gz")
+    save(training(), "plain.sqlite")
+    save(training(checkpointed=3), "less.sqlite")
 
 
 def run(*arguments: str, code: int = 0) -> Result:
@@ -35,6 +36,7 @@ def with_gradients(*digests: str, names: tuple[str, ...] = ("w", "b")) -> Run:
             found.strings.append(value)
             found.gradients[column].append(len(found.strings) - 1)
         found.gradients["step"].append(i // len(names))
+        found.gradients["seq"].append(0)
     return found
 
 
@@ -95,47 +97,47 @@ def test_a_threshold_of_nothing() -> None:
 
 
 def test_text(files) -> None:
-    out = run("plain.json.gz", "less.json.gz").stdout
+    out = run("plain.sqlite", "less.sqlite").stdout
     assert "peak used            17.00 MiB  11.00 MiB  -6.00 MiB  -35.3 %\n" in out
     assert "activation                 12.00 MiB  6.00 MiB  -6.00 MiB  -50.0 %\n" in out
     assert "gradients: not recorded (tapegrad profile --gradients)" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert "\n5 more" in run("plain.json.gz", "less.json.gz", "--by", "line", "-n", "2").stdout
+    assert "\n5 more" in run("plain.sqlite", "less.sqlite", "--by", "line", "-n", "2").stdout
 
 
 def test_exit_codes(files) -> None:
-    run("plain.json.gz", "less.json.gz", "--fail-above", "0")
-    assert "worse than allowed: peak used" in run("less.json.gz", "plain.json.gz", "--fail-above", "50%", code=3).stdout
-    run("less.json.gz", "plain.json.gz", "--fail-above", "60%")
-    run("less.json.gz", "plain.json.gz", "--fail-above", "6MiB")
-    run("less.json.gz", "plain.json.gz", "--fail-above", "6291455B", code=3)
-    assert "step time" in run("plain.json.gz", "less.json.gz", "--time-above", "1%", code=3).stdout
-    run("plain.json.gz", "less.json.gz", "--time-above", "1s")
-    assert "neither a share" in run("plain.json.gz", "less.json.gz", "--fail-above", "x", code=2).stderr
-    assert "none: No such file" in run("plain.json.gz", "none", code=2).stderr
-    save(empty(), "empty.json")
-    assert "needs a step" in run("plain.json.gz", "empty.json", "--time-above", "1%", code=1).stderr
+    run("plain.sqlite", "less.sqlite", "--fail-above", "0")
+    assert "worse than allowed: peak used" in run("less.sqlite", "plain.sqlite", "--fail-above", "50%", code=3).stdout
+    run("less.sqlite", "plain.sqlite", "--fail-above", "60%")
+    run("less.sqlite", "plain.sqlite", "--fail-above", "6MiB")
+    run("less.sqlite", "plain.sqlite", "--fail-above", "6291455B", code=3)
+    assert "step time" in run("plain.sqlite", "less.sqlite", "--time-above", "1%", code=3).stdout
+    run("plain.sqlite", "less.sqlite", "--time-above", "1s")
+    assert "neither a share" in run("plain.sqlite", "less.sqlite", "--fail-above", "x", code=2).stderr
+    assert "none: No such file" in run("plain.sqlite", "none", code=2).stderr
+    save(empty(), "empty.sqlite")
+    assert "needs a step" in run("plain.sqlite", "empty.sqlite", "--time-above", "1%", code=1).stderr
 
 
 def test_a_bare_number_is_no_threshold(files) -> None:
     for option, hint in (("--fail-above", "write 5% or 5MiB"), ("--time-above", "write 5% or 5ms")):
-        assert hint in run("plain.json.gz", "less.json.gz", option, "5", code=2).stderr
+        assert hint in run("plain.sqlite", "less.sqlite", option, "5", code=2).stderr
 
 
 def test_a_run_that_did_not_finish_passes_no_threshold(files) -> None:
-    save(out_of_memory(), "oom.json")
-    said = "A: plain.json.gz\nB: oom.json\n   did not finish: out of memory (code 1): matmul: no room for 1.00 GiB\n"
-    assert run("plain.json.gz", "oom.json").stdout.startswith(said)
+    save(out_of_memory(), "oom.sqlite")
+    said = "A: plain.sqlite\nB: oom.sqlite\n   did not finish: out of memory (code 1): matmul: no room for 1.00 GiB\n"
+    assert run("plain.sqlite", "oom.sqlite").stdout.startswith(said)
     for option in ("--fail-above", "--time-above"):
-        out = run("plain.json.gz", "oom.json", option, "1000%", code=3).stdout
+        out = run("plain.sqlite", "oom.sqlite", option, "1000%", code=3).stdout
         assert out.endswith("\nworse than allowed: B did not finish\n")
-    assert "did not finish: out of" in run("oom.json", "plain.json.gz", "--fail-above", "1000%").stdout
-    found = json.loads(run("plain.json.gz", "oom.json", "--fail-above", "1000%", "--json", code=3).stdout)
+    assert "did not finish: out of" in run("oom.sqlite", "plain.sqlite", "--fail-above", "1000%").stdout
+    found = json.loads(run("plain.sqlite", "oom.sqlite", "--fail-above", "1000%", "--json", code=3).stdout)
     assert found["exceeded"] == ["B did not finish"] and found["outcomes"][0] == "finished"
     asked_to_stop = training()
     asked_to_stop.meta["outcome"] = {"kind": "exit", "code": 0, "message": ""}
-    save(asked_to_stop, "exit.json")
-    assert "finish" not in run("plain.json.gz", "exit.json", "--fail-above", "0").stdout
+    save(asked_to_stop, "exit.sqlite")
+    assert "finish" not in run("plain.sqlite", "exit.sqlite", "--fail-above", "0").stdout
 
 
 def test_what_a_budget_did_is_shown_where_it_did_anything() -> None:
@@ -152,9 +154,7 @@ def test_lines_have_short_paths() -> None:
 
 
 def test_json(files) -> None:
-    found = json.loads(
-        run("less.json.gz", "plain.json.gz", "--json", "--by", "op", "--fail-above", "1%", code=3).stdout
-    )
+    found = json.loads(run("less.sqlite", "plain.sqlite", "--json", "--by", "op", "--fail-above", "1%", code=3).stdout)
     assert found["figures"][0] == {"name": "peak used", "unit": "bytes", "before": 11 * MIB, "after": 17 * MIB}
     assert found["exceeded"] == ["peak used"] and found["gradients"]["state"] == "not recorded"
     assert {row["name"] for row in found["at_peak"]} == {"matmul", "leaf", "ones"}
@@ -171,18 +171,18 @@ def test_json(files) -> None:
     ],
 )
 def test_gradients(other: Run, says: str, code: int, tmp_path: Path) -> None:
-    save(with_gradients("1", "2", "3", "4"), tmp_path / "a.json")
-    save(other, tmp_path / "b.json")
-    result = run(str(tmp_path / "a.json"), str(tmp_path / "b.json"), code=code)
+    save(with_gradients("1", "2", "3", "4"), tmp_path / "a.sqlite")
+    save(other, tmp_path / "b.sqlite")
+    result = run(str(tmp_path / "a.sqlite"), str(tmp_path / "b.sqlite"), code=code)
     assert f"gradients: {says}" in result.stdout
 
 
 def test_other_runs_and_names(tmp_path: Path) -> None:
     for i, found in enumerate((hostile(), many(300), empty(), out_of_memory())):
-        save(found, tmp_path / f"{i}.json")
+        save(found, tmp_path / f"{i}.sqlite")
     for i in range(4):
         for j in range(4):
-            out = run(str(tmp_path / f"{i}.json"), str(tmp_path / f"{j}.json"), "--by", "line").stdout
+            out = run(str(tmp_path / f"{i}.sqlite"), str(tmp_path / f"{j}.sqlite"), "--by", "line").stdout
             assert "\x1b" not in out and "\u202e" not in out
 
 

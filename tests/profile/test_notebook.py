@@ -16,7 +16,7 @@ from traitlets.config import Config
 import tapegrad as tg
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.notebook import NotebookError, Profiled, profile_cell
-from tapegrad.profile.runs import load
+from tapegrad.tracing.file import load
 
 CELL = """\
 def block(x, w):
@@ -71,24 +71,24 @@ def test_the_figures_are_those_of_a_measure(shell: Any) -> None:
 
 
 def test_files_are_written_on_demand_and_tried_before(shell: Any, tmp_path: Path) -> None:
-    assert shell.run_cell("%%tapegrad -o run.json.gz --html run.html --stacks full\n" + CELL).success
-    assert load("run.json.gz").peak["bytes"] and Path("run.html").stat().st_size > 10_000
-    with pytest.raises(OSError, match="no/run.json"):
-        profile_cell(shell, "-o no/run.json", "ran = True")
+    assert shell.run_cell("%%tapegrad -o run.sqlite --html run.html --stacks full\n" + CELL).success
+    assert load("run.sqlite").peak["bytes"] and Path("run.html").stat().st_size > 10_000
+    with pytest.raises(OSError, match="no/run.sqlite"):
+        profile_cell(shell, "-o no/run.sqlite", "ran = True")
     assert "ran" not in shell.user_ns
 
 
 def test_what_is_written_wrong_is_said(shell: Any) -> None:
-    for line in ("--sacks full", "--stacks all", "file.json"):
+    for line in ("--sacks full", "--stacks all", "file.sqlite"):
         with pytest.raises(NotebookError, match="usage: tapegrad"):
             profile_cell(shell, line, "ran = True")
     assert "ran" not in shell.user_ns
 
 
 def test_an_error_in_the_cell_is_the_shells(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile_cell(shell, "-o run.json", CELL + "1 / 0\n") is None
+    assert profile_cell(shell, "-o run.sqlite", CELL + "1 / 0\n") is None
     assert "ZeroDivisionError" in capsys.readouterr().out and LEDGER.journal is None
-    assert load("run.json").meta["outcome"]["message"] == "division by zero"
+    assert load("run.sqlite").meta["outcome"]["message"] == "division by zero"
     assert profile_cell(shell, "", "x = (") is None
     assert profile_cell(shell, "", "")._repr_html_()  # type: ignore[union-attr]
     nested = "from tapegrad.profile.notebook import profile_cell\nprofile_cell(get_ipython(), '', '1')"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tapegrad.profile.cli import main
 from tapegrad.profile.report.writable import try_output
-from tapegrad.profile.runs.whole import require_writable, whole
+from tapegrad.tracing.whole import require_writable, whole
 
 PROGRAM = """
 import sys
@@ -33,10 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 BAD = {
-    "no/run.json": "the folder {}/no does not exist; make it first",
-    "train.py/run.json": "cannot be written: Not a directory; give another path",
+    "no/run.sqlite": "the folder {}/no does not exist; make it first",
+    "train.py/run.sqlite": "cannot be written: Not a directory; give another path",
     "n" * 300 + ".json": "cannot be written: File name too long",
-    "/proc/run.json": "cannot be written|does not exist",
+    "/proc/run.sqlite": "cannot be written|does not exist",
 }
 
 
@@ -52,32 +52,32 @@ def test_profile(name: str, html: bool, folder: Path) -> None:
 
 def test_profile_tries_the_page_too(folder: Path) -> None:
     Path("run.html").mkdir()
-    found = CliRunner().invoke(main, ["profile", "--html", "-o", "run.json", "train.py"])
+    found = CliRunner().invoke(main, ["profile", "--html", "-o", "run.sqlite", "train.py"])
     assert found.exit_code == 2 and "--html" in found.output and "Is a directory" in found.output
-    assert "it ran" not in found.output and not Path("run.json").exists()
+    assert "it ran" not in found.output and not Path("run.sqlite").exists()
 
 
 def test_a_run_that_fails_leaves_the_old_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("run.json").write_text("old")
-    try_output("-o", "run.json")
-    assert Path("run.json").read_text() == "old"
-    with pytest.raises(ZeroDivisionError), whole("run.json") as part:
+    Path("run.sqlite").write_text("old")
+    try_output("-o", "run.sqlite")
+    assert Path("run.sqlite").read_text() == "old"
+    with pytest.raises(ZeroDivisionError), whole("run.sqlite") as part:
         part.write_text("new")
         1 / 0  # noqa: B018
-    assert Path("run.json").read_text() == "old" and sorted(os.listdir()) == ["run.json", "train.py"]
+    assert Path("run.sqlite").read_text() == "old" and sorted(os.listdir()) == ["run.sqlite", "train.py"]
 
 
 def test_report_and_plan_try_before_they_work(folder: Path) -> None:
     run = CliRunner()
-    assert run.invoke(main, ["profile", "-q", "-o", "run.json", "train.py"]).exit_code == 0
+    assert run.invoke(main, ["profile", "-q", "-o", "run.sqlite", "train.py"]).exit_code == 0
     for command in (
-        ["report", "run.json", "--csv", "a.csv", "--html", "no/a.html"],
-        ["report", "run.json", "--csv", "a.csv", "--json", "train.py/a.json"],
-        ["plan", "run.json", "--budget", "50%", "-o", "no/plan.json"],
+        ["report", "run.sqlite", "--csv", "a.csv", "--html", "no/a.html"],
+        ["report", "run.sqlite", "--csv", "a.csv", "--json", "train.py/a.json"],
+        ["plan", "run.sqlite", "--budget", "50%", "-o", "no/plan.json"],
     ):
         found = run.invoke(main, command)
         assert found.exit_code == 2 and ("no does not exist" in found.output or "Not a directory" in found.output)
-    assert sorted(os.listdir()) == ["run.json", "train.py"]
+    assert sorted(os.listdir()) == ["run.sqlite", "train.py"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes and permissions")

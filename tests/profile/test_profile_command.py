@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tapegrad.profile.runs import Run, load
+from tapegrad.tracing.file import load
+from tapegrad.tracing.run import Run
 
 pytestmark = pytest.mark.sampled(1 / 2)
 
@@ -70,7 +71,7 @@ def profile(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def the_run(folder: Path) -> Run:
-    [path] = folder.glob("tapegrad-train.*.json.gz")
+    [path] = folder.glob("tapegrad-train.*.sqlite")
     return load(path)
 
 
@@ -91,13 +92,15 @@ def test_a_run_is_recorded_saved_and_told(folder: Path) -> None:
 @pytest.mark.slow
 def test_quiet_is_quiet_and_the_file_is_where_it_is_wanted(folder: Path) -> None:
     plain = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=60)
-    found = profile(folder, "-q", "-o", "mine.json", "--steps", "1", "--warmup", "1", "--", "train.py")
+    found = profile(folder, "-q", "-o", "mine.sqlite", "--steps", "1", "--warmup", "1", "--", "train.py")
     assert (found.returncode, found.stdout, found.stderr) == (0, plain.stdout, "")
-    assert load(folder / "mine.json").count("steps") == 1 and json.loads((folder / "mine.json").read_text())
-    again = profile(folder, "-o", "mine.json", "train.py")
+    assert load(folder / "mine.sqlite").count("steps") == 1
+    again = profile(folder, "-o", "mine.sqlite", "train.py")
     assert again.returncode == 2 and "exists" in again.stderr and "-f" in again.stderr and again.stdout == ""
-    assert profile(folder, "-q", "-f", "-o", "mine.json", "--stacks", "full", "--gradients", "train.py").returncode == 0
-    run = load(folder / "mine.json")
+    assert (
+        profile(folder, "-q", "-f", "-o", "mine.sqlite", "--stacks", "full", "--gradients", "train.py").returncode == 0
+    )
+    run = load(folder / "mine.sqlite")
     assert run.meta["stacks"] == "full" and run.count("gradients") == 12 and max(run.stacks["parent"]) >= 0
 
 
@@ -129,7 +132,7 @@ def test_out_of_memory_is_explained_before_the_traceback(folder: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX systems")
 def test_interrupted_and_asked_for_on_the_way(folder: Path) -> None:
-    command = [sys.executable, "-m", "tapegrad", "profile", "-o", "run.json.gz", "train.py", "wait", "dump"]
+    command = [sys.executable, "-m", "tapegrad", "profile", "-o", "run.sqlite", "train.py", "wait", "dump"]
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -145,13 +148,13 @@ def test_interrupted_and_asked_for_on_the_way(folder: Path) -> None:
         if line == "ready\n":
             break
     until = time.monotonic() + 20
-    while not (folder / "run.json.gz").exists() and time.monotonic() < until:
+    while not (folder / "run.sqlite").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    assert load(folder / "run.json.gz").meta["outcome"]["kind"] == "running"
+    assert load(folder / "run.sqlite").meta["outcome"]["kind"] == "running"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130 and "KeyboardInterrupt" in err
-    run = load(folder / "run.json.gz")
+    run = load(folder / "run.sqlite")
     assert run.meta["outcome"]["kind"] == "interrupted" and run.count("steps") == 2 and str(run.peak["bytes"]) in out
 
 
@@ -171,14 +174,14 @@ def test_modules_budgets_checks_and_sources(folder: Path) -> None:
     [
         ((), "Missing argument"), (("none.py",), "no such file"), (("-m", "no_such_module_x"), "no such module"),
         (("--budget", "much", "train.py"), "much"), (("--steps", "0", "train.py"), "0"),
-        (("--plan", "none.json", "train.py"), "none.json"), (("-o", "no/where.json", "train.py"), "does not exist"),
+        (("--plan", "none.json", "train.py"), "none.json"), (("-o", "no/where.sqlite", "train.py"), "does not exist"),
         (("--limit", "1GiB", "train.py"), "--budget"), (("--stepps", "3", "train.py"), "--stepps"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_message_on_stderr_and_runs_nothing(folder: Path, args: tuple[str, ...], said: str) -> None:
     found = profile(folder, *args)
     assert found.returncode in (1, 2) and found.stdout == "" and said in found.stderr
-    assert "Traceback" not in found.stderr and not list(folder.glob("*.gz"))
+    assert "Traceback" not in found.stderr and not list(folder.glob("*.sqlite"))
 
 
 ODD = {
@@ -204,7 +207,7 @@ def test_whatever_a_program_does_the_run_is_its_own(what: str, tmp_path: Path) -
     folder.mkdir()
     work = "import os, sys\nimport tapegrad as tg\nx = tg.ones((100, 100)) @ tg.ones((100, 100))\n"
     (folder / "train.py").write_text(work + text + "\n")
-    found = profile(folder, "-o", "run.json.gz", "train.py", str(folder))
+    found = profile(folder, "-o", "run.sqlite", "train.py", str(folder))
     assert found.returncode == code and said in found.stderr, found.stderr
     assert found.stdout.count("Peak ") == (0 if what == "closes stdout" else 1)
     if what == "loses the folder":
@@ -214,7 +217,7 @@ def test_whatever_a_program_does_the_run_is_its_own(what: str, tmp_path: Path) -
         rescued.unlink()
         rescued.parent.rmdir()
     else:
-        run = load(folder / "run.json.gz")
+        run = load(folder / "run.sqlite")
         assert run.peak["bytes"] >= 3 * 40_000 and run.meta["outcome"]["code"] == code
 
 
@@ -239,4 +242,4 @@ def test_steps_are_told_with_their_peaks_also_where_recording_begins(folder: Pat
 def test_a_higher_peak_after_the_recording_is_told(folder: Path) -> None:
     (folder / "train.py").write_text(TRAIN + "big = tg.ones((512, 512)) + tg.ones((512, 512)); big.numpy()\n")
     assert "a higher peak of " in profile(folder, "--steps", "1", "train.py").stderr
-    assert "a higher peak of " not in profile(folder, "-f", "-o", "all.json.gz", "train.py").stderr
+    assert "a higher peak of " not in profile(folder, "-f", "-o", "all.sqlite", "train.py").stderr

@@ -1,19 +1,21 @@
-"""A program while it is recorded for a profile, as run and as journal on disk."""
+"""A program while it is recorded for a profile, in memory and in a file."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.recorder.recovered import recover
-from tapegrad.profile.runs.file import parse, to_json
-from tapegrad.profile.runs.model import CATEGORIES, Run
-from tapegrad.profile.runs.timeline import totals
+from tapegrad.tracing.file import load
+from tapegrad.tracing.log import Log
+from tapegrad.tracing.names import CATEGORIES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import totals
+from tests.tracing.reading import reread
 
 META: dict[str, Any] = {"tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"}}
 META["outcome"] = {"kind": "running", "code": 0, "message": ""}
@@ -22,10 +24,11 @@ META["outcome"] = {"kind": "running", "code": 0, "message": ""}
 def recorded(program: Callable[[], Any], stacks: str, gradients: bool) -> tuple[Any, Run, list[str]]:
     """What ``program`` returns, its run, and what is wrong with that."""
     seen: dict[int, tuple[int, dict[str, int]]] = {}
-    session = Session(stacks=stacks, gradients=gradients)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal"
-        session.write_to(path, {"meta": META, "host": "elsewhere"})
+        path = Path(folder) / "run.sqlite"
+        session = Session(stacks=stacks, gradients=gradients, log=Log(path))
+        session.log.set("meta", META | {"stacks": stacks})
+        session.log.set("recording", {"host": "elsewhere"})
         session.start()
         session.journal.before_op = lambda: seen.update(
             {session.journal.now(): (LEDGER.live_bytes, LEDGER.by("category"))}
@@ -35,8 +38,9 @@ def recorded(program: Callable[[], Any], stacks: str, gradients: bool) -> tuple[
         finally:
             session.stop()
         run = session.run(META, source=False)
-        on_disk = recover(path.read_bytes(), "journal")
-    return found, run, [*_totals(run, seen), *_file(run), *_differences(on_disk, run), *_made_again(run)]
+        on_disk = load(path)
+    problems = [*_totals(run, seen), *_differences(reread(run), run), *_differences(on_disk, run), *_made_again(run)]
+    return found, run, problems
 
 
 def _totals(run: Run, seen: dict[int, tuple[int, dict[str, int]]]) -> list[str]:
@@ -57,15 +61,10 @@ def _totals(run: Run, seen: dict[int, tuple[int, dict[str, int]]]) -> list[str]:
     return wrong[:1]
 
 
-def _file(run: Run) -> list[str]:
-    """Whether what is written can be read."""
-    return [] if parse(json.dumps(to_json(run)).encode(), "x") == run else ["the run's file is read as another run"]
-
-
 def _differences(found: Run, run: Run) -> list[str]:
-    """Where the journal on disk tells something else."""
-    one, other = to_json(found), to_json(run)
-    one["meta"].pop("outcome"), other["meta"].pop("outcome")
+    """Where a run that was read holds something else."""
+    found.meta["outcome"] = run.meta["outcome"]
+    one, other = asdict(found), asdict(run)
     return [f"on disk {key} is {one[key]!s:.300}, not {other[key]!s:.300}" for key in other if one[key] != other[key]]
 
 

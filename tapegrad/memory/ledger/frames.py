@@ -170,8 +170,7 @@ def counts_as_call(f: Callable[..., Any], described: Callable[[FrameType], Descr
 class Call:
     """One call during which operations ran."""
 
-    __slots__ = ("begin_ns", "begin_seq", "code", "end_ns", "end_seq", "file", "first", "kind", "line", "name",
-                 "ordinal", "parent", "phase", "site")  # fmt: skip
+    __slots__ = ("code", "file", "first", "kind", "line", "name", "ordinal", "parent", "phase", "site")
     phase: int
 
     def __init__(
@@ -180,7 +179,7 @@ class Call:
         self.kind, self.name, self.file, self.line, self.parent, self.code = kind, name, file, line, parent, code
         self.site = site
         """The place of the program's that makes it (-1: another's, or not asked for)."""
-        self.begin_seq = self.end_seq = self.begin_ns = self.end_ns = self.ordinal = 0
+        self.ordinal = 0
         self.first = -1
 
     @property
@@ -277,8 +276,8 @@ class Frames:
             self._place(outer, -1) if self._lines and outer is not None and is_program(outer.f_code.co_filename) else -1
         )
 
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Forget calls, but for those under way and those that they are in."""
+    def forget(self, numbers: Iterable[int]) -> set[int]:
+        """Forget calls, but for those under way and those that they are in; return the calls that are forgotten."""
         needed = set(self._call_of.values())
         for number in sorted(needed, reverse=True):
             call = self.calls[number] if number >= 0 else None
@@ -289,6 +288,7 @@ class Frames:
         for number in leaving - needed:
             self.calls[number] = None
         self._leaving = leaving & needed
+        return leaving - needed
 
     def scope(self, name: str, frame: FrameType) -> Callable[[], None]:
         """From now on what ``frame`` does is done in a call of its own; the result, when called, ends that."""

@@ -1,19 +1,20 @@
-"""The journal: every event of the ledger in order, for profiles.
+"""The journal: every event of the ledger in order, as rows of a run file.
 
-It is written while a program runs, so it does little: one tuple for an event, numbers instead of names, nothing that
-holds an array.  What was alive when, and what it was for, is worked out afterwards (``profile/``).
+It is written while a program runs, so it does little: a row of numbers for an event, nothing that holds an array.
+Live bytes, steps and peaks are derived afterwards (``trace/``).
 
-Long programs: events of a step that is neither among the first ones, nor the latest ones, nor the one with the most
-bytes are dropped once there are too many; what outlives such a step stays, and how many were dropped is counted.
+Long programs: events of a step that is neither among the first ones, nor the latest ones, nor the one with the highest
+peak are deleted once there are too many; values that outlive such a step stay, and deleted events are counted.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -21,77 +22,68 @@ from tapegrad.core.node import Node
 from tapegrad.core.storage import METER, Storage
 from tapegrad.engine.evaluate import array_of
 from tapegrad.memory.ledger.contents import Contents
-from tapegrad.memory.ledger.figures import Replayed
-from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, NamedPlace, caller, named
+from tapegrad.memory.ledger.figures import CATEGORIES, Replayed
+from tapegrad.memory.ledger.frames import CHECKPOINT, Call, Frames, caller, named
 from tapegrad.memory.ledger.phase import FORWARD, HERE, RECOMPUTE, phase
-from tapegrad.memory.ledger.spool import CHANGE, GRADIENT, HELD, REPEATS, WALK, Spool
+from tapegrad.tracing.names import COST_GRAINS, SLOT_KINDS
 
 if TYPE_CHECKING:
     from types import CodeType
 
+    from tapegrad.tracing.log import Log
+
 _NEAR = (0, *(sign * off for off in range(1, 33) for sign in (1, -1)))
 STEP, OOM, USER, STOPPED = range(4)
 """Kinds of marks."""
+_LARGE = 64 << 20
+"""Bytes of an allocation after which all is written: at the next one the system may kill the program."""
 
 FIRST_STEPS = 3
 LAST_STEPS = 2
 
-# An allocation: seq, ns, bytes, category, op, phase, place, call, number of the aval, and of the row that it repeats.
-# Nothing in it is tracked by the garbage collector, which therefore does not slow down as rows become many.
-Row = tuple[int, int, int, str, str, int, int, int, int, int]
-# Its end: seq, ns, holder, last reading in the forward pass, first one in the backward pass.
-End = tuple[int, int, str, int, int]
-
-
-class Value(NamedTuple):
-    """What a journal tells of an aval."""
-
-    shape: str
-    dtype: str
-    nbytes: int
-    device: str
+_ENDS = "allocs", "end_seq", "end_ns", "holder", "last_forward_seq", "next_backward_seq"
+_CALL_ENDS = "calls", "end_seq", "end_ns"
+_REPEATS = "calls", "first"
 
 
 class Journal:
-    """Events as they happen.  The ledger calls it, holding its lock."""
+    """Writes events to ``log``.  The ledger calls it, holding the meter's lock."""
 
-    def __init__(self, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False) -> None:
+    def __init__(self, log: Log, stacks: str = "line", keep: int = 1_000_000, gradients: bool = False) -> None:
+        self.log = log
         self.began_ns = perf_counter_ns()
-        self.marks: list[tuple[int, int, int, str]] = []  # seq, ns, kind, text
         self.frames = Frames(stacks, self._call_began)
-        self.parts = Parts(keep, self.frames.forget)
-        self.walks: list[tuple[int, int]] = []
-        """When each gradient walk that lies in no other began and ended, in ns."""
-        self.gradients: list[tuple[int, str, str]] | None = [] if gradients else None
-        """Seq, name and digest of every gradient, if they are wanted."""
-        self.programs: list[Contents] = []
-        """The captured programs that were replayed."""
-        self._program_numbers: dict[int, int] = {}
+        self.gradients = gradients
+        """Whether to keep a digest of every gradient."""
+        self.compared = 0, 0
+        """Comparisons with the allocator, and the largest difference in bytes."""
         self.before_op: Callable[[], None] | None = None
-        """Called before every operation, when all that came before has been told."""
-        self.spool: Spool | None = None
-        """What is written on disk meanwhile."""
-        self.avals: list[ShapedArray] = []
+        """Called before every operation, when all that came before has been noted."""
+        self.parts = Parts(self, keep)
+        self._programs: dict[int, int] = {}  # by number of the report
+        self._avals: list[tuple[ShapedArray, int, int, int]] = []  # with the strings of shape, dtype and device
         self._aval_numbers: dict[int, int] = {}
         self._tick = count().__next__
-        self._number = count().__next__
         self._made: dict[int, tuple[int, int]] = {}  # by node: where it was applied
         self._now = (-1, -1)
         """The last node that was applied, and the phase then."""
         self._last: dict[int, int] = {}  # by node: the last allocation for its value
         self._before: tuple[dict[int, tuple[int, int]], dict[int, int]] = ({}, {})
+        self._like: deque[dict[int, tuple[str, int, int]]] = deque([{}], maxlen=3)
+        """Primitive, aval and place of the allocations of the last steps, by number."""
+        self._places = 0  # that are written
 
-    # What the ledger tells -------------------------------------------------------------------------------------
+    # What the ledger reports -----------------------------------------------------------------------------------
 
-    def census(self, entries: Iterable[Storage]) -> None:
-        """What is alive when the journal begins."""
-        for storage in entries:
+    def census(self, storages: Iterable[Storage]) -> None:
+        """Note storages that are alive when the journal begins."""
+        for storage in storages:
             buffer = storage()
             if buffer is not None:
                 self._add(storage, buffer.node, storage.category, -1, -1, -1)
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
-        """``node`` is applied to ``inputs``."""
+        """Note that ``node`` is applied to ``inputs``."""
         if self.before_op is not None:
             self.before_op()
         if HERE.optimizing:  # many, and small: their results tell enough
@@ -99,25 +91,23 @@ class Journal:
         index, now = node.index, phase()
         place, call = self._made[index] = self._made.get(index) or self._where(index)
         self._now = index, now
-        seq, ns = self._tick(), perf_counter_ns()
-        row = seq, ns, node.prim.name, now, call, place
-        self.parts.now.ops.append(row)
-        touches = call >= 0 and self._touch(call, seq, ns)
-        if self.spool is not None:
-            self.spool.op(self, row, touches)
+        seq, ns = self._tick(), self._elapsed()
+        self.parts.add("ops", seq, ns, self.log.text(node.prim.name), now, call, place)
+        if call >= 0:
+            self._touch(call, seq, ns)
         if now <= RECOMPUTE:
             self._used([b for b in inputs if b.array is not None], seq, now)
 
     def read(self, buffers: Iterable[Buffer]) -> None:
-        """A kernel reads values now that were noted for it before."""
+        """Note that a kernel reads values which were applied before."""
         self._used(buffers, self._tick(), phase())
 
     def called(self, node: Node) -> None:
-        """``node`` is due to this place: a result of a call with a derivative of its own, or one that is postponed."""
+        """Give ``node``, a result of a call with a derivative of its own or a lazy one, this source location."""
         self._made[node.index] = self._where(node.index)
 
     def allocated(self, storage: Storage, node: Node) -> None:
-        """A buffer got bytes."""
+        """Note an allocation."""
         index = node.index
         place, call = self._made.get(index) or self._before[0].get(index) or self._where(index)
         again = -1
@@ -128,98 +118,96 @@ class Journal:
         self._last[index] = storage.number
 
     def left(self, storage: Storage) -> None:
-        """A buffer is gone."""
-        seq = self._tick()
-        self._end(storage.number, (seq, perf_counter_ns(), storage.holder, storage.read, storage.next))
+        """Note that a storage is freed."""
+        self.parts.events += 1
+        self._update(storage, storage.number, self._tick(), self._elapsed())
 
-    def _end(self, number: int, end: End) -> None:
-        self.parts.now.ends[number] = end
-        if self.spool is not None:
-            self.spool.end(number, end)
+    def _update(self, storage: Storage, number: int, seq: int = -1, ns: int = -1) -> None:
+        holder = self.log.text(storage.holder) if storage.holder else -1
+        self.log.update(_ENDS, number, seq, ns, holder, storage.read, storage.next)
 
     def changed(self, storage: Storage) -> None:
-        """Bytes serve as something else."""
-        seq = self._tick()
-        self.parts.now.changes.append((seq, storage.number, storage.category))
-        if self.spool is not None:
-            self.spool.put(CHANGE, seq, storage.number, self.spool.text(storage.category))
+        """Note that bytes have another category."""
+        self.parts.add("changes", self._tick(), storage.number, CATEGORIES.index(storage.category))
 
     def held(self, storage: Storage, holder: str) -> None:
-        """Something keeps the bytes of ``storage``."""
-        if self.spool is not None and storage.number >= 0 and holder != storage.holder:
-            self.spool.put(HELD, storage.number, self.spool.text(holder))
-        storage.holder = holder
+        """Note what keeps the bytes of ``storage``."""
+        if holder != storage.holder:
+            storage.holder = holder
+            if storage.number >= 0:
+                self._update(storage, storage.number)
 
     def walked(self, began_ns: int) -> None:
-        """A gradient walk that lies in no other has ended."""
-        self.walks.append((began_ns, perf_counter_ns()))
-        if self.spool is not None:
-            self.spool.put(WALK, *self.walks[-1])
+        """Note that an outermost backward pass has ended."""
+        begin = max(0, began_ns - self.began_ns)
+        self.log.add("walks", 0, begin, max(begin, self._elapsed()))
 
     def differentiating(self, index: int) -> None:
-        """The walk of this thread has come to what was made as node ``index``."""
+        """Take the source location of node ``index``, to which the backward pass of this thread has come."""
         HERE.source = self._made.get(index) or self._before[0].get(index)
 
-    def catch_up(self, entries: Iterable[Storage]) -> None:
-        """Nothing was told for a while: what is not among ``entries`` any more is gone."""
-        entries = list(entries)
-        self.census(e for e in entries if e.number < 0)  # of other threads
-        alive, seq, ns = {e.number for e in entries}, self._tick(), perf_counter_ns()
-        ended = {number for part in self.parts.all for number in part.ends}
-        for part in self.parts.all:
-            for number in part.rows.keys() - ended - alive:
-                self._end(number, (seq, ns, "", -1, -1))
+    def catch_up(self, storages: Iterable[Storage]) -> None:
+        """Note what has become of storages while nothing was reported; ``storages``: those that are alive."""
+        storages = list(storages)
+        self.census(s for s in storages if s.number < 0)  # of other threads
+        alive, seq, ns = {s.number for s in storages}, self._tick(), self._elapsed()
+        for number in self.log.ids("allocs", "end_seq IS NULL"):
+            if number not in alive:
+                self.log.update(_ENDS[:3], number, seq, ns)
 
     def gradient(self, name: str, digest: str) -> None:
-        """A gradient that the program has asked for is there."""
-        if self.gradients is not None:
-            self.gradients.append((self._tick(), name, digest))
-            if self.spool is not None:
-                seq, *texts = self.gradients[-1]
-                self.spool.put(GRADIENT, seq, *map(self.spool.text, texts))
+        """Note a gradient that the program has asked for."""
+        self.log.add("gradients", self._tick(), -1, self.log.text(name), self.log.text(digest))
 
     def now(self) -> int:
-        """A seq of its own for this moment."""
+        """Return a seq of its own for this moment."""
         return self._tick()
 
     def replayed(self, report: Replayed, arena: Buffer | None) -> None:
-        """A captured program was replayed; what it consists of is noted once."""
-        number = self._program_numbers.get(report.number)
+        """Note a replay of a captured program, and at its first one the program's contents."""
+        number = self._programs.get(report.number)
         if number is None:
-            number = self._program_numbers[report.number] = len(self.programs)
-            self.programs.append(report.contents())
-        row = self._tick(), perf_counter_ns(), number, -1 if arena is None else arena.storage.number
-        self.parts.now.replays.append(row)
-        if self.spool is not None:
-            self.spool.replay(self, row)
+            number = self._programs[report.number] = self._program(report.contents())
+        alloc = -1 if arena is None else arena.storage.number
+        self.parts.add("replays", self._tick(), self._elapsed(), number, alloc, -1)
 
     def mark(self, kind: int, text: str, peak: int) -> int:
-        """Something worth a mark; the end of a step closes its part.  Returns its seq."""
+        """Note a mark, and return its seq; the end of a step closes its part."""
         seq = self._tick()
-        self.marks.append((seq, perf_counter_ns(), kind, text))
-        if self.spool is not None:
-            self.spool.mark(self.marks[-1], peak)
+        self.log.add("marks", seq, self._elapsed(), kind, self.log.text(text))
         if kind == STEP:
-            self._close(peak)
+            self.parts.close(peak)
+            self._before = self._made, self._last
+            self._made, self._last = {}, {}
+            self._like.append({})
         return seq
 
-    # Parts -----------------------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Write what was noted."""
+        for place in self.frames.places[self._places :]:
+            file, line, function, parent, *span = named(*place)
+            frame = self.log.add("frames", self.log.text(file), line, self.log.text(function), *span)
+            self.log.add("stacks", frame, parent)
+            self._places += 1
+        self.log.set("checks", self.checks())
+        self.log.flush()
 
-    def _close(self, peak: int) -> None:
-        self.parts.close(peak, len(self.frames.calls))
-        self._before = self._made, self._last
-        self._made, self._last = {}, {}
+    def checks(self) -> dict[str, int]:
+        """Return the numbers of events and deleted events, and what comparing with the allocator showed."""
+        checked, drift = self.compared
+        parts = self.parts
+        return {"events": parts.events, "dropped": parts.dropped, "checked": checked, "drift_bytes": drift}
 
     def _repeated(self, index: int, storage: Storage, node: Node, place: int) -> int:
-        """The allocation for the value that is made again, about that of node ``index``; -1: none is like it.
+        """Return the allocation for the value that is recomputed, about that of node ``index``; -1: none is like it.
 
         Indices are off by a few where a run makes nodes that the other does not (constants, other threads).
         """
         mine = storage.primitive, self._aval(node.aval), self._instruction(place)
         for off in (0,) if HERE.restoring else _NEAR:
             number = self._last.get(index + off, self._before[1].get(index + off, -1))
-            row = self.parts.row(number)
-            if row is not None and (row[4], row[8], self._instruction(row[6])) == mine:
+            like = next((step[number] for step in reversed(self._like) if number in step), None)
+            if like is not None and (*like[:2], self._instruction(like[2])) == mine:
                 if not HERE.restoring:
                     HERE.shift += off
                 return number
@@ -230,38 +218,76 @@ class Journal:
 
     # Rows ------------------------------------------------------------------------------------------------------
 
+    def _elapsed(self) -> int:
+        """Return the nanoseconds since the recording began; flush where that is due."""
+        now = perf_counter_ns()
+        if now > self.log.due:
+            self.flush()
+        return now - self.began_ns
+
     def _add(self, storage: Storage, node: Node, category: str, place: int, call: int, again: int) -> None:
-        storage.number = number = self._number()
         storage.holder = ""
         storage.read = storage.next = -1
-        seq, ns = self._tick(), perf_counter_ns()
+        seq, ns = self._tick(), self._elapsed()
         now = self._now[1] if self._now[0] == node.index else phase()
-        row = seq, ns, storage.nbytes, category, storage.primitive, now, place, call, self._aval(node.aval), again
-        self.parts.now.rows[number] = row
-        touches = call >= 0 and self._touch(call, seq, ns)
-        if self.spool is not None:
-            self.spool.row(self, number, row, touches)
+        which, text = self._aval(node.aval), self.log.text
+        aval, shape, dtype, device = self._avals[which]
+        storage.number = self.parts.add(
+            "allocs", seq, ns, storage.nbytes, aval.nbytes, CATEGORIES.index(category), text(storage.primitive), now,
+            place, call, shape, dtype, -1, again, device, -1, -1, -1, -1, -1,
+        )  # fmt: skip
+        self._like[-1][storage.number] = storage.primitive, which, place
+        if call >= 0:
+            self._touch(call, seq, ns)
+        if storage.nbytes >= _LARGE:
+            self.flush()
 
     def _aval(self, aval: ShapedArray) -> int:
         number = self._aval_numbers.get(id(aval))
         if number is None:
-            number = self._aval_numbers[id(aval)] = len(self.avals)
-            self.avals.append(aval)
+            number = self._aval_numbers[id(aval)] = len(self._avals)
+            texts = str(tuple(map(int, aval.shape))), aval.dtype.name, aval.device.name
+            shape, dtype, device = map(self.log.text, texts)
+            self._avals.append((aval, shape, dtype, device))  # which keeps the aval, and so its id
         return number
+
+    def _program(self, contents: Contents) -> int:
+        """Write a captured program and its contents; return its row."""
+        log = self.log
+        plain = -1 if contents.plain is None else self._program(contents.plain)
+        program = log.add(
+            "programs", log.text(contents.name), plain, contents.nbytes, contents.alignment, log.text(contents.device)
+        )  # fmt: skip
+        first_work, first_slot = log.next_id("works"), log.next_id("slots")
+        for slot in contents.slots:
+            log.add(
+                "slots", program, slot.nbytes, SLOT_KINDS.index(slot.kind), CATEGORIES.index(slot.category), slot.begin,
+                slot.end, -1 if slot.maker < 0 else first_work + slot.maker, int(slot.outside),
+            )  # fmt: skip
+        for work in contents.works:
+            file, line = (-1, 0) if work.place is None else (log.text(work.place[0]), work.place[1])
+            row = log.add(
+                "works", program, log.text(", ".join(work.names)), int(work.again), work.phase,
+                round(work.cost * COST_GRAINS), file, line, work.shares + 2 * work.effect + 4 * work.once,
+            )  # fmt: skip
+            for how, parts in enumerate((work.reads, work.writes, work.temporaries)):
+                for number, view in parts:
+                    log.add("uses", row, first_slot + number, how, view)
+        for number, view in contents.results:
+            log.add("uses", -1, first_slot + number, 3, view)
+        return program
 
     def _used(self, buffers: Iterable[Buffer], seq: int, now: int) -> None:
         if now > RECOMPUTE:
             return
-        read = []
         for b in buffers:
             storage = getattr(b.root(), "storage", None)
             if storage is None or not METER.counts(storage):
                 continue
             if now == FORWARD or storage.next < 0:
                 storage.read, storage.next = (seq, -1) if now == FORWARD else (storage.read, seq)
-                read.append(storage.number)
-        if self.spool is not None:
-            self.spool.used(seq, now, read)
+                if storage.number >= 0:
+                    self._update(storage, storage.number)
 
     def _where(self, index: int) -> tuple[int, int]:
         """Place and call of what is made now: of what is being differentiated, or where the program is."""
@@ -304,126 +330,109 @@ class Journal:
             if there is None:
                 return
             here.first = first
-            if self.spool is not None:
-                self.spool.put(REPEATS, number, first)
+            self.log.update(_REPEATS, number, first)
             number = here.parent
             here = calls[number] if number >= 0 else None
 
     def _call_began(self, call: Call) -> None:
-        call.begin_seq, call.begin_ns = self._tick(), perf_counter_ns()
-        call.end_seq, call.end_ns = call.begin_seq, call.begin_ns
-        if self.spool is not None:
-            self.spool.call(self, len(self.frames.calls) - 1, call)
+        seq, ns = self._tick(), self._elapsed()
+        text = self.log.text
+        self.log.add(
+            "calls", call.kind, text(call.name), text(call.file), call.line, call.parent, -1, call.ordinal, call.phase,
+            seq, ns, seq, ns, -1, call.site,
+        )  # fmt: skip
 
-    def _touch(self, call: int, seq: int, ns: int) -> bool:
-        """Whether ``call`` goes on: what a walk does is not done in the call that it differentiates."""
-        if HERE.walking and not HERE.reruns:
-            return False
-        c = self.frames.calls[call]
-        if c is not None:
-            c.end_seq, c.end_ns = seq, ns
-        return True
-
-    # What others ask -------------------------------------------------------------------------------------------
-
-    def values(self, first: int = 0) -> list[Value]:
-        """Of the avals from the one numbered ``first`` on."""
-        return [Value(str(tuple(map(int, a.shape))), a.dtype.name, a.nbytes, a.device.name) for a in self.avals[first:]]
-
-    def named_places(self, first: int = 0) -> list[NamedPlace]:
-        """The places from the one numbered ``first`` on."""
-        return [named(*place) for place in self.frames.places[first:]]
+    def _touch(self, call: int, seq: int, ns: int) -> None:
+        """Let ``call`` go on, unless a backward pass differentiates it, which is not done in the call."""
+        if not HERE.walking or HERE.reruns:
+            self.log.update(_CALL_ENDS, call, seq, ns)
 
 
 def digest_of(buffer: Buffer) -> str:
-    """Of the bytes of a value."""
+    """Return the digest of the bytes of a value."""
     value = buffer.node.aval.device.numpy(array_of(buffer))
     return hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
 
 
 class Part:
-    """The events of one step, or of the time between two, or what is left of several."""
+    """The rows of one step, or of the time between two, or the rest of several: from ``first`` to before ``after``."""
 
-    def __init__(self, first_call: int = 0) -> None:
-        self.rows: dict[int, Row] = {}
-        self.ends: dict[int, End] = {}
-        self.changes: list[tuple[int, int, str]] = []  # seq, allocation, category
-        self.ops: list[tuple[int, int, str, int, int, int]] = []  # seq, ns, name, phase, call, place
-        self.replays: list[tuple[int, int, int, int]] = []  # seq, ns, program, allocation of its arena
-        self.calls = range(first_call, first_call)
-        self.peak = 0
-        self.whole = True
-        """False: events of it were dropped."""
-
-    def add(self, later: Part) -> None:
-        """What is left of this and of the next one, as one."""
-        self.rows.update(later.rows)
-        self.ends.update(later.ends)
-        self.changes += later.changes
-
-    def reduce(self) -> None:
-        """Leave what later or earlier parts need: values that came into this one or outlive it."""
-        inside = self.rows.keys() & self.ends.keys()
-        for number in inside:
-            del self.rows[number], self.ends[number]
-        self.changes = [c for c in self.changes if c[1] not in inside]
-        self.ops, self.replays = [], []
-        self.whole = False
-
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.ends) + len(self.changes) + len(self.ops) + len(self.replays)
+    def __init__(self, first: dict[str, int], seq: int, call: int) -> None:
+        self.first = self.after = first
+        self.first_seq = self.last_seq = seq
+        self.calls = range(call, call)
+        self.peak = self.events = 0
+        self.full = True
+        """False: events of it were deleted."""
 
 
 class Parts:
-    """All of them; no more than about ``keep`` events, if the first and last steps and the highest one have fewer.
+    """The rows of events, in parts that end with steps.
 
-    ``forget`` is told of the calls of steps that are dropped.  Adjacent dropped steps become one, so that each step
-    costs the same, however many there were.
+    No more than about ``keep`` events are kept, if the first and last steps and the highest one have fewer.  Adjacent
+    parts of which events were deleted become one, so that each step costs the same, however many there were.
     """
 
-    def __init__(self, keep: int, forget: Callable[[Iterable[int]], None]) -> None:
-        self.now = self._best = Part()
-        self.all = [self.now]
-        self.events = self.dropped = 0
-        self._size = 0  # events in the parts that are over
-        self._keep = keep
-        self._forget = forget
+    _TABLES = "ops", "allocs", "changes", "replays"
 
-    def close(self, peak: int, calls: int) -> None:
-        """The part that is open ends; its peak was ``peak``, and so many calls have begun since the start."""
-        part = self.now
-        part.peak, part.calls = peak, range(part.calls.start, calls)
+    def __init__(self, journal: Journal, keep: int) -> None:
+        self._journal, self._log, self._keep = journal, journal.log, keep
+        self.events = self.dropped = 0
+        self._before = self._size = 0  # events before the part that is open, and those in the parts that are over
+        self._parts: list[Part] = []
+        self._open = self._best = Part(dict.fromkeys(self._TABLES, 0), 0, 0)
+
+    def add(self, table: str, *values: int) -> int:
+        """Append the row of an event, and return its id."""
+        self.events += 1
+        return self._log.add(table, *values)
+
+    def close(self, peak: int) -> None:
+        """End the part that is open; ``peak``: the most live bytes in it."""
+        part, calls = self._open, len(self._journal.frames.calls)
+        part.after = {table: self._log.next_id(table) for table in self._TABLES}
+        part.last_seq = seq = self._journal.now()
+        part.calls = range(part.calls.start, calls)
+        part.peak, part.events = peak, self.events - self._before
         if peak > self._best.peak:
             self._best = part
-        self.events += len(part)
-        self._size += len(part)
-        self.now = Part(calls)
-        self.all.append(self.now)
-        while self._size > self._keep and self._drop_one():
-            pass
+        self._parts.append(part)
+        self._open = Part(part.after, seq, calls)
+        self._before = self.events
+        self._size += part.events
+        if self._size > self._keep:
+            self._journal.flush()
+            while self._size > self._keep and self._delete_one():
+                pass
 
-    def row(self, number: int) -> Row | None:
-        """A row of the last few parts."""
-        return next((part.rows[number] for part in self.all[-1:-4:-1] if number in part.rows), None)
-
-    def _drop_one(self) -> bool:
-        for at in range(FIRST_STEPS, len(self.all) - LAST_STEPS):  # those dropped before are one part, or a few
-            if self.all[at].whole and self.all[at] is not self._best:
-                self._drop(at)
+    def _delete_one(self) -> bool:
+        for at in range(FIRST_STEPS, len(self._parts) + 1 - LAST_STEPS):  # deleted ones before it are one part, or few
+            if self._parts[at].full and self._parts[at] is not self._best:
+                self._delete(at)
                 return True
         return False
 
-    def _drop(self, at: int) -> None:
-        """Drop the events of a part, but for what others need; dropped parts beside it become one with it."""
-        parts = self.all
-        self._forget(parts[at].calls)
-        before = len(parts[at])
-        for beside in (at + 1, at - 1):
-            if not parts[beside].whole:
-                first = min(at, beside)
-                before += len(parts[beside])
-                parts[first].add(parts.pop(first + 1))
+    def _delete(self, at: int) -> None:
+        """Delete the events of a part, but values that came into it or outlive it; merge it with its neighbors."""
+        parts, log = self._parts, self._log
+        parts[at].full = False
+        for call in self._journal.frames.forget(parts[at].calls):
+            log.delete("calls", "id = ?", call)
+        for first in (at, at - 1):
+            if first + 1 < len(parts) and not parts[first].full and not parts[first + 1].full:
+                later = parts.pop(first + 1)
+                parts[first].after, parts[first].last_seq = later.after, later.last_seq
+                parts[first].events += later.events
                 at = first
-        parts[at].reduce()
-        self.dropped += before - len(parts[at])
-        self._size -= before - len(parts[at])
+        part = parts[at]
+        rows = {table: (part.first[table], part.after[table]) for table in self._TABLES}
+        inside = "id >= ? AND id < ?"
+        deleted = sum(log.delete(table, inside, *rows[table]) for table in ("ops", "replays"))
+        ended = f"{inside} AND end_seq <= ?"
+        allocs = *rows["allocs"], part.last_seq
+        deleted += log.delete("changes", f"{inside} AND alloc IN (SELECT id FROM allocs WHERE {ended})",
+                              *rows["changes"], *allocs)  # fmt: skip
+        deleted += 2 * log.delete("allocs", ended, *allocs)  # their beginnings and ends
+        part.events -= deleted
+        self._size -= deleted
+        self.dropped += deleted

@@ -406,7 +406,7 @@ class Ledger(Account):
         if storage is not None and METER.counts(storage):
             METER.log(storage, (category, name))
         if category == "gradient" and self.journal is not None:
-            if self.journal.gradients is not None:
+            if self.journal.gradients:
                 METER.locked(self.journal.gradient, name, digest_of(buffer))
 
     def labelled_each(self, labels: Iterable[tuple[Buffer, str, str]]) -> None:
@@ -512,9 +512,7 @@ class Ledger(Account):
             self.journal.differentiating(index)
 
     def in_child(self) -> None:
-        """A forked child writes to no file of its parent's, and what another thread was adding is not added."""
-        if self.journal is not None and self.journal.spool is not None:
-            self.journal.spool.detach()
+        """Recount in a forked child, where what another thread was adding is not added."""
         METER.recount()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 
 Frame = tuple[str, int, str]
 """File, line and function."""

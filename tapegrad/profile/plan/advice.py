@@ -15,8 +15,8 @@ from tapegrad.profile.plan.lives import peak
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
 from tapegrad.profile.plan.step import changed_lives, lives_with
 from tapegrad.profile.plan.text import calls_of, change_in_time, name_of
-from tapegrad.profile.runs.model import Run
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.run import Run
 
 _MOST_CANDIDATES = 4000
 _MOST_WORKS = 2000

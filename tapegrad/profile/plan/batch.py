@@ -17,7 +17,8 @@ from tapegrad.errors import TapegradError
 from tapegrad.profile.plan.lives import Life, peak
 from tapegrad.profile.plan.problem import Problem, representative
 from tapegrad.profile.plan.step import BACKWARD, Step
-from tapegrad.profile.runs.model import CATEGORIES, PHASES, Run
+from tapegrad.tracing.names import CATEGORIES, PHASES
+from tapegrad.tracing.run import Run
 
 _FIXED = {CATEGORIES.index(c) for c in ("parameter", "optimizer", "gradient")}
 _INPUT = CATEGORIES.index("input")

@@ -12,12 +12,13 @@ from tapegrad.errors import BudgetError
 from tapegrad.profile.plan.text import change_in_bytes
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, ms
-from tapegrad.profile.runs.file import RunFileError
-from tapegrad.profile.runs.model import COST_GRAINS, SLOT_KINDS, Run
 from tapegrad.program.fit import Planner, bound_bytes
 from tapegrad.program.program import Kind, Program, Slot, Step, View, pruned
 from tapegrad.program.program import Output as Given
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.database import RunFileError
+from tapegrad.tracing.names import COST_GRAINS, SLOT_KINDS
+from tapegrad.tracing.run import Run
 
 _BYTE = dtypes.asdtype("uint8")
 _READ, _WRITE, _OWN, _GIVEN = range(4)

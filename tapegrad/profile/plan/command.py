@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tapegrad.profile.plan.file import Plan
     from tapegrad.profile.plan.problem import Outcome, Problem
     from tapegrad.profile.plan.search import Search
-    from tapegrad.profile.runs.model import Run
+    from tapegrad.tracing.run import Run
 
 DOES_NOT_FIT = 3
 """The exit code where no plan fits."""
@@ -29,11 +29,11 @@ DOES_NOT_FIT = 3
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     epilog="""\b
 Examples:
-  tapegrad plan train.json.gz --budget 4GiB
-  tapegrad plan train.json.gz --max-slowdown 10% -o fast.json
-  tapegrad plan train.json.gz --pareto
-  tapegrad plan small.json.gz --batch 512 --and large.json.gz --budget 80%
-  tapegrad plan train.json.gz --ranks 64 --link 25GB/s,5us
+  tapegrad plan train.sqlite --budget 4GiB
+  tapegrad plan train.sqlite --max-slowdown 10% -o fast.json
+  tapegrad plan train.sqlite --pareto
+  tapegrad plan small.sqlite --batch 512 --and large.sqlite --budget 80%
+  tapegrad plan train.sqlite --ranks 64 --link 25GB/s,5us
   tapegrad profile --plan plan.json train.py
 
 The exit code is 3 if nothing fits, 2 if a run cannot be read.""",
@@ -66,7 +66,7 @@ def plan(run: str, **options: Any) -> None:
     With --ranks: what a step of the run, of one process or several, would take on N, each of which computes as much,
     and how much of its communication would hide behind computation.  Nothing is planned then.
     """
-    from tapegrad.profile.runs import load
+    from tapegrad.tracing.file import load
 
     _check(options)
     recorded = load(run)
@@ -214,7 +214,7 @@ class _Planning:
 def _answer_batch(run: Run, options: dict[str, Any]) -> int:
     """Print what a batch would give; the exit code: 3 if it does not fit ``--budget``."""
     from tapegrad.profile.plan.batch import of_one, of_two
-    from tapegrad.profile.runs import load
+    from tapegrad.tracing.file import load
 
     other, now, wanted = options["other"], options["batch_now"], options["batch"]
     scaled = of_one(run, now) if other is None else of_two(run, load(other), now)

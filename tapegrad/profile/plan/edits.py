@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tapegrad.memory.program_files import own_name
 from tapegrad.profile.plan.problem import CallKey, key_of
 from tapegrad.profile.plan.step import Step
-from tapegrad.profile.runs.model import Run
+from tapegrad.tracing.run import Run
 
 _MOST_LINES = 3
 _NOT_PYTHON = SyntaxError, ValueError, RecursionError, MemoryError

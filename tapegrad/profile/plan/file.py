@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapegrad.memory.plan import FORMAT, VERSION, Action, PlanError, actions_of, is_count, read_json
-from tapegrad.profile.runs.whole import whole
+from tapegrad.tracing.whole import whole
 
 _TEXTS = ("tapegrad", "file", "program", "device")
 

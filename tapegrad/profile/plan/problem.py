@@ -11,8 +11,9 @@ from tapegrad.memory.plan import Action
 from tapegrad.profile.plan.lives import Key, Life, Profile, peak, profile
 from tapegrad.profile.plan.program_folder import relative_to_program
 from tapegrad.profile.plan.step import BACKWARD, Change, Step, lives_with
-from tapegrad.profile.runs import timeline
-from tapegrad.profile.runs.model import CATEGORIES, KINDS, Run
+from tapegrad.tracing import timeline
+from tapegrad.tracing.names import CATEGORIES, KINDS
+from tapegrad.tracing.run import Run
 
 CallKey = tuple[str, str, str, int]
 Numbered = tuple[CallKey, int]

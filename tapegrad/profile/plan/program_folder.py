@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from tapegrad.memory.program_files import own_name
-from tapegrad.profile.runs.model import Run
+from tapegrad.tracing.run import Run
 
 
 def relative_to_program(run: Run, file: str) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tapegrad.profile.plan.lives import NEVER, Key, Life
-from tapegrad.profile.runs.model import KINDS, PHASES, Run
+from tapegrad.tracing.names import KINDS, PHASES
+from tapegrad.tracing.run import Run
 
 FORWARD, BACKWARD, RECOMPUTE = (PHASES.index(p) for p in ("forward", "backward", "recompute"))
 CALLABLE = (KINDS.index("function"), KINDS.index("layer"))

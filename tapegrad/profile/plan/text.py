@@ -15,8 +15,9 @@ from tapegrad.profile.plan.problem import CallKey, Outcome, Problem
 from tapegrad.profile.report.rows import step_of
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, ms
-from tapegrad.profile.runs.model import PHASES, Run
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.names import PHASES
+from tapegrad.tracing.run import Run
 
 
 class _Out(Output):

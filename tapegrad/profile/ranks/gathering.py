@@ -22,7 +22,7 @@ from tapegrad.distributed.waiting import Home
 from tapegrad.errors import DistributedTimeoutError
 from tapegrad.profile.ranks.clocks import PINGS, Clock, Reading, reading
 from tapegrad.profile.ranks.merging import Part, first_failed, highest, how, merged
-from tapegrad.profile.runs.model import Run
+from tapegrad.tracing.run import Run
 
 PING, PONG, PART, WANTED, WHOLE, DISMISSED = range(6)
 """Kinds of messages."""

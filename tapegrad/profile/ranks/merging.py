@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tapegrad.profile.ranks.clocks import Clock
-from tapegrad.profile.runs.model import COLUMNS, Run
+from tapegrad.tracing.run import COLUMNS, Run
 
 _TIMES = {"communication": ("entered_ns", "begun_ns", "done_ns", "needed_ns"), "walks": ("begin_ns", "end_ns")}
 

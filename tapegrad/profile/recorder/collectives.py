@@ -9,40 +9,32 @@ from time import perf_counter_ns
 from tapegrad.core.storage import METER
 from tapegrad.distributed.engine import Piece
 from tapegrad.distributed.watching import WATCHING, Entered, Watcher
-from tapegrad.memory.ledger.spool import TIMES, Spool
+from tapegrad.memory.ledger.journal import Journal
 
 MOST = 100_000
 """Collectives that are noted; of later ones the bytes alone are."""
+_TIMES = "communication", "begun_ns", "done_ns", "needed_ns", "waited_ns"
 
 
 @dataclass(slots=True)
 class Event:
-    """One collective of this rank; times in ns, -1: not yet."""
+    """One collective of this rank, whose row is ``number``; times in ns since the recording began, -1: not yet."""
 
-    what: Entered
-    under_way: bool
-    entered: int
+    number: int
     begun: int = -1
     done: int = -1
     needed: int = -1
     waited: int = 0
     waits: bool = False
     arrived: bool = False
-    index: int = -1
-    """Its number among the events."""
-
-    def write(self, spool: Spool) -> None:
-        """Put its times on disk."""
-        spool.put(TIMES, self.index, self.begun, self.done, self.needed, self.waited)
 
 
 class Collectives(Watcher):
     """The collectives of this rank, in the order in which it entered them, between :meth:`start` and :meth:`stop`."""
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.spool: Spool | None = None
-        """What is written on disk meanwhile."""
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._noted = 0
         self.left_out = 0
         self.sent_bytes = 0
 
@@ -56,40 +48,42 @@ class Collectives(Watcher):
             WATCHING.stop()
 
     def entered(self, entered: Entered, under_way: bool) -> None:
-        if len(self.events) >= MOST:
+        if self._noted >= MOST:
             self.left_out += 1
             return
-        event = entered.noted = Event(entered, under_way, perf_counter_ns(), index=len(self.events))
-        self.events.append(event)
-        if self.spool is not None:
-            METER.locked(_enter, self.spool, event)
+        self._noted += 1
+        entered.noted = Event(METER.locked(self._add, entered, under_way))
+
+    def _add(self, entered: Entered, under_way: bool) -> int:
+        log = self._journal.log
+        file, line = (-1, 0) if entered.line is None else (log.text(entered.line[0]), entered.line[1])
+        return log.add(
+            "communication", 0, log.text(entered.group), len(entered.ranks), entered.number, log.text(entered.kind),
+            log.text(entered.detail), entered.nbytes, file, line, self._now(), -1, -1, -1, 0, int(under_way), -1,
+        )  # fmt: skip
+
+    def _now(self) -> int:
+        return max(0, perf_counter_ns() - self._journal.began_ns)
 
     def _write(self, event: Event) -> None:
-        if self.spool is not None:
-            METER.locked(event.write, self.spool)
-
-    def copy(self, spool: Spool) -> None:
-        """Put all of them on disk, and write there from now on."""
-        for event in self.events:
-            _enter(spool, event)
-            event.write(spool)
-        self.spool = spool
+        times = event.begun, event.done, event.needed, event.waited
+        METER.locked(self._journal.log.update, _TIMES, event.number, *times)
 
     def begun(self, entered: Entered) -> None:
         if (event := entered.noted) is not None:
-            event.begun = perf_counter_ns()
+            event.begun = self._now()
             self._write(event)
 
     def waits(self, entered: Entered) -> None:
         if (event := entered.noted) is not None:
-            event.needed, event.waits = perf_counter_ns(), True
+            event.needed, event.waits = self._now(), True
             self._write(event)
 
     def waited(self, entered: Entered) -> None:
         event: Event | None = entered.noted
         if event is None or not event.waits:
             return
-        now = perf_counter_ns()
+        now = self._now()
         event.waited += now - event.needed
         event.waits = False
         if not event.arrived:
@@ -99,14 +93,8 @@ class Collectives(Watcher):
     def arrived(self, entered: Entered) -> None:
         event: Event | None = entered.noted
         if event is not None and not event.arrived:
-            event.done, event.arrived = perf_counter_ns(), True
+            event.done, event.arrived = self._now(), True
             self._write(event)
 
     def sent(self, rank: int, pieces: Sequence[Piece]) -> None:
         self.sent_bytes += sum(array.nbytes for r, array in pieces if r != rank)
-
-
-def _enter(spool: Spool, event: Event) -> None:
-    what = event.what
-    told = [what.group, what.kind, what.detail, what.number, len(what.ranks), what.nbytes, what.line]
-    spool.collective(told, event.under_way, event.entered)

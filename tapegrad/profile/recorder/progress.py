@@ -99,7 +99,7 @@ class Beat:
         while True:
             by = LEDGER.by("category")
             live = sum(by.values())
-            reserved = self._session.samples[-1].reserved if self._session.samples else live
+            reserved = self._session.reserved_bytes or live
             self._publisher.update(
                 {
                     "program": self._facts["program"], "started": self._started, "step": self._session.step,

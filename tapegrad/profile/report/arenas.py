@@ -15,9 +15,9 @@ from tapegrad.profile.report.output import RunOutput
 from tapegrad.profile.report.rows import op_name
 from tapegrad.profile.report.table import Column
 from tapegrad.profile.report.units import counted, percent
-from tapegrad.profile.runs import CATEGORIES, PHASES, Run
-from tapegrad.profile.runs.model import SLOT_KINDS
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.names import CATEGORIES, PHASES, SLOT_KINDS
+from tapegrad.tracing.run import Run
 
 _MOST = 4
 """Programs shown, if not all are asked for."""

@@ -10,8 +10,9 @@ from rich.cells import cell_len
 from tapegrad.profile.report.escape import clip
 from tapegrad.profile.report.rows import curve, span
 from tapegrad.profile.report.units import ms
-from tapegrad.profile.runs import PHASES, Run
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.names import PHASES
+from tapegrad.tracing.run import Run
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _PLAIN = " ...:::##"  # as many levels, fewer of them different

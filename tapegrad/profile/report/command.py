@@ -11,7 +11,7 @@ from tapegrad.profile.report.outputs import DERIVED, ENDINGS, STDOUT, View, targ
 from tapegrad.profile.report.rows import BY, SORTS
 
 if TYPE_CHECKING:
-    from tapegrad.profile.runs import Run
+    from tapegrad.tracing.run import Run
 
 _WHAT = {
     "html": "an interactive page; it needs no network",
@@ -66,14 +66,14 @@ def report(
 
     \b
     Examples:
-      tapegrad report tapegrad-train.4242.json.gz
-      tapegrad report tapegrad-train.4242.json.gz --at oom --by line -n 0
-      tapegrad report tapegrad-train.4242.json.gz --html --csv allocations.csv
+      tapegrad report tapegrad-train.4242.sqlite
+      tapegrad report tapegrad-train.4242.sqlite --at oom --by line -n 0
+      tapegrad report tapegrad-train.4242.sqlite --html --csv allocations.csv
 
     The exit code is 1 if a file cannot be written, 2 if RUN cannot be read or an option does not fit.
     """
-    from tapegrad.profile.runs import load
-    from tapegrad.profile.runs.timeline import at as seq_at
+    from tapegrad.tracing.file import load
+    from tapegrad.tracing.timeline import at as seq_at
 
     if run is None:
         raise click.UsageError("which run?  Name it first: tapegrad report RUN --html")

@@ -11,9 +11,9 @@ from rich.text import Text
 from tapegrad.profile.report.output import RunOutput
 from tapegrad.profile.report.table import Column
 from tapegrad.profile.report.units import counted
-from tapegrad.profile.runs import Run
-from tapegrad.profile.runs.communication import Collective, collectives
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.communication import Collective, collectives
+from tapegrad.tracing.run import Run
 
 _MOST_RANKS = 8
 

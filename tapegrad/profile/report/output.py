@@ -12,7 +12,7 @@ from tapegrad.profile.report import rows as r
 from tapegrad.profile.report.escape import clip
 from tapegrad.profile.report.table import Output
 from tapegrad.profile.report.units import ms
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 
 _BAR = 14
 

@@ -16,7 +16,7 @@ from tapegrad.profile.report import rows as r
 from tapegrad.profile.report.arenas import arenas
 from tapegrad.profile.report.communication import line_rows, rank_rows
 from tapegrad.profile.report.writable import try_output
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 
 ENDINGS = {
     "html": ".html", "csv": ".csv", "json": ".view.json", "perfetto": ".perfetto.json",
@@ -94,7 +94,7 @@ def _check(kind: str, path: Path | None, run_path: str, force: bool) -> None:
 def derived(run_path: str, kind: str) -> Path:
     """The name of the run with another ending, beside it."""
     path = Path(run_path)
-    name = path.name.removesuffix(".gz").removesuffix(".json") or path.name
+    name = path.name.removesuffix(".sqlite") or path.name
     return path.with_name(name + ENDINGS[kind])
 
 
@@ -132,7 +132,7 @@ def _advice(run: Run, source: bool) -> dict[str, object]:
 def _writer(kind: str) -> Callable[[Run, Path, View], None]:
     """Imported when it is needed: the text of a run must not wait for the writers of files."""
     if kind == "json":
-        from tapegrad.profile.runs.whole import write_text
+        from tapegrad.tracing.whole import write_text
 
         return lambda run, path, view: write_text(path, [json.dumps(view.to_json(run), indent=2), "\n"])
     if kind == "html":

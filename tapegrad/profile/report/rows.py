@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tapegrad.profile.runs import CATEGORIES, PHASES, Run
-from tapegrad.profile.runs.timeline import alive, last_seq, totals
+from tapegrad.tracing.names import CATEGORIES, PHASES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import alive, last_seq, totals
 
 BY = ("category", "line", "op", "scope", "shape")
 SORTS = ("bytes", "count", "idle", "name")

@@ -14,10 +14,10 @@ from tapegrad.profile.report.communication import print_ranks
 from tapegrad.profile.report.output import RunOutput
 from tapegrad.profile.report.table import Column
 from tapegrad.profile.report.units import counted, percent
-from tapegrad.profile.runs import CATEGORIES, Run
-from tapegrad.profile.runs.model import MARKS
-from tapegrad.profile.runs.timeline import at as seq_at
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.names import CATEGORIES, MARKS
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import at as seq_at
 
 if TYPE_CHECKING:
     from tapegrad.profile.plan.advice import Advice

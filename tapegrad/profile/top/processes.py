@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from tapegrad.profile.top.publish import folder, require_ours
+from tapegrad.tracing.processes import runs
 
 MOST_BYTES = 1 << 16
 """A file of more is none of ours."""
@@ -87,17 +88,6 @@ def _seconds(value: object) -> float | None:
 
 def _text(value: object) -> str:
     return value[:200] if isinstance(value, str) else ""
-
-
-def runs(pid: int, seen: float | None) -> bool:
-    """Whether a process runs that did at the time ``seen`` (None: any): another may have its number by now."""
-    try:
-        process = psutil.Process(pid)
-        return process.is_running() and (seen is None or process.create_time() <= seen + 2)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
 
 
 def rss(pid: int) -> int | None:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from html import escape
 from importlib import resources
 
-from tapegrad.profile.runs.model import Run
-from tapegrad.profile.runs.whole import whole
 from tapegrad.profile.viewer.payload import encode
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.whole import whole
 
 # Each after those it imports from.
 MODULES = (

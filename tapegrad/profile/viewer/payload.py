@@ -17,10 +17,11 @@ from operator import sub
 
 from tapegrad.profile.report.arenas import arenas
 from tapegrad.profile.report.communication import line_rows, rank_rows
-from tapegrad.profile.runs.communication import collectives
-from tapegrad.profile.runs.file import RunFileError
-from tapegrad.profile.runs.model import CATEGORIES, KINDS, MARKS, PHASES, Run
-from tapegrad.profile.runs.timeline import Event, events
+from tapegrad.tracing.communication import collectives
+from tapegrad.tracing.database import RunFileError
+from tapegrad.tracing.names import CATEGORIES, KINDS, MARKS, PHASES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import Event, events
 
 LARGEST = (1 << 53) - 1
 """The largest integer that JavaScript's numbers hold exactly."""

@@ -14,7 +14,8 @@ from programs import laws
 
 import tapegrad as tg
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.runs import CATEGORIES, PHASES, Run
+from tapegrad.tracing.names import CATEGORIES, PHASES
+from tapegrad.tracing.run import Run
 
 
 def recorded(program: Callable[[], Any], **options: Any) -> Run:
@@ -33,10 +34,10 @@ def recorded(program: Callable[[], Any], **options: Any) -> Run:
 
 def untimed(run: Run, since: int) -> dict[str, Any]:
     """What a run says of values of its own, without times and numbers."""
-    rows = zip(*(run.allocs[name] for name in ("begin_seq", "op", "bytes", "category", "phase", "shape")), strict=True)
+    rows = zip(*(run.allocs[name] for name in ("begin_seq", "op", "shape", "bytes", "category", "phase")), strict=True)
     return {
         "ops": [run.text(name) for name in run.ops["name"]],
-        "allocs": [(run.text(op), *rest) for seq, op, *rest in rows if seq >= since],
+        "allocs": [(run.text(op), run.text(shape), *rest) for seq, op, shape, *rest in rows if seq >= since],
         "peak": run.peak["bytes"],
     }
 

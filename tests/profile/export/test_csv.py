@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapegrad.profile.export.csv import HEADER, write
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import Builder, empty, hostile, many, training
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tapegrad.profile.export.perfetto import write
-from tapegrad.profile.runs import CATEGORIES, PHASES, Run
-from tapegrad.profile.runs.timeline import totals
+from tapegrad.tracing.names import CATEGORIES, PHASES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import totals
 from tests.profile.made_runs import MIB, empty, hostile, many, out_of_memory, several, training
 
 FIELDS = {

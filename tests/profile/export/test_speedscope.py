@@ -10,7 +10,7 @@ import pytest
 
 from tapegrad.profile.export.speedscope import document, write
 from tapegrad.profile.report.rows import rows
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import Builder, empty, hostile, many, out_of_memory, training
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tapegrad.profile.plan.problem import Problem
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, Builder
 
 

@@ -12,7 +12,7 @@ from tapegrad import nn
 from tapegrad.memory.plan import Action, Key, apply_plan
 from tapegrad.nn import functional
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 
 META: dict[str, Any] = {
     "tapegrad": "0", "program": "programs.py", "argv": ["programs.py"], "device": {"name": "cpu", "total_bytes": None},

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from tapegrad.profile.cli import main
 from tapegrad.profile.plan.advice import Advice, Card, advice
 from tapegrad.profile.plan.edits import Edit
-from tapegrad.profile.runs import Run, load
+from tapegrad.tracing.file import load
+from tapegrad.tracing.run import Run
 from tests.profile.plan.made import training
 
 LAYERS = """\

@@ -12,8 +12,8 @@ from tapegrad import nn
 from tapegrad.profile.plan.batch import BatchError, batch_of, of_one, of_two
 from tapegrad.profile.plan.step import Step
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.runs import Run
-from tapegrad.profile.runs.model import CATEGORIES
+from tapegrad.tracing.names import CATEGORIES
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, empty, many
 from tests.profile.plan.made import training
 from tests.profile.plan.programs import META

@@ -15,7 +15,9 @@ from tapegrad.memory.ledger.phase import STEPS
 from tapegrad.profile.cli import main
 from tapegrad.profile.plan.advice import advice
 from tapegrad.profile.plan.captured import CapturedStep, captured_step
-from tapegrad.profile.runs import Run, RunFileError, save
+from tapegrad.tracing.database import RunFileError
+from tapegrad.tracing.file import save
+from tapegrad.tracing.run import Run
 from tests.profile import made_runs
 from tests.profile.plan.made import training
 from tests.profile.report.test_arenas import recorded, trainer
@@ -35,8 +37,8 @@ def replayed(budget: int | None = None, steps: int = 5) -> tuple[Run, Any, Any]:
 
 
 def answered(run: Run, folder: Path, *args: str) -> Any:
-    save(run, folder / "run.json.gz")
-    return CliRunner().invoke(main, ["plan", str(folder / "run.json.gz"), *args])
+    save(run, folder / "run.sqlite")
+    return CliRunner().invoke(main, ["plan", str(folder / "run.sqlite"), *args])
 
 
 def test_a_plan_is_that_of_the_function() -> None:
@@ -84,8 +86,8 @@ def test_the_command_answers_for_the_function(tmp_path: Path) -> None:
     )
     wrong = answered(run, tmp_path, "--pareto", "-o", str(tmp_path / "plan.json"))
     assert wrong.exit_code == 2 and "budget= of tg.function(train)" in wrong.output
-    told = advice(run, "run.json.gz")
-    assert told.commands == (("less memory for train", "tapegrad plan run.json.gz --pareto"),)
+    told = advice(run, "run.sqlite")
+    assert told.commands == (("less memory for train", "tapegrad plan run.sqlite --pareto"),)
     assert bool(told.cards) == (least.peak_bytes <= 0.9 * captured_step(run).measured)  # type: ignore[union-attr]
 
 

@@ -13,9 +13,10 @@ from tapegrad.profile.plan.advice import advice
 from tapegrad.profile.plan.file import load
 from tapegrad.profile.plan.problem import Problem, held_bytes
 from tapegrad.profile.plan.text import verified
-from tapegrad.profile.runs import Run, save
-from tapegrad.profile.runs.model import KINDS
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.file import save
+from tapegrad.tracing.names import KINDS
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, empty
 from tests.profile.plan.made import training
 from tests.profile.plan.test_predicting import plain
@@ -29,8 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(*args: str, run: Run | None = None) -> Result:
-    save(training() if run is None else run, "run.json.gz")
-    return CliRunner().invoke(main, ["plan", "run.json.gz", *args])
+    save(training() if run is None else run, "run.sqlite")
+    return CliRunner().invoke(main, ["plan", "run.sqlite", *args])
 
 
 def test_a_budget_is_planned_for(here: Path) -> None:
@@ -113,7 +114,7 @@ def test_offloaded_calls_are_called_so(here: Path) -> None:
 
 
 def test_advice_names_the_run_and_the_last_resort(here: Path) -> None:
-    assert advice(training(), "my run.json.gz").commands[-1][1] == "tapegrad plan 'my run.json.gz' --pareto"
+    assert advice(training(), "my run.sqlite").commands[-1][1] == "tapegrad plan 'my run.sqlite' --pareto"
     assert advice(training()).commands[-1][1] == "tapegrad plan RUN --pareto"
     run = training()
     run.calls["kind"] = [KINDS.index("scope")] * run.count("calls")  # no calls to choose from
@@ -184,8 +185,8 @@ def test_wrong_usage(here: Path, args: list[str], message: str) -> None:
 
 
 def test_a_run_that_cannot_be_read(here: Path) -> None:
-    (here / "bad.json.gz").write_bytes(b"\x1f\x8bxx")
-    for name in ("bad.json.gz", "none.json.gz"):
+    (here / "bad.sqlite").write_bytes(b"\x1f\x8bxx")
+    for name in ("bad.sqlite", "none.sqlite"):
         result = CliRunner().invoke(main, ["plan", name, "--pareto"])
         assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
 
@@ -216,9 +217,9 @@ def test_another_batch(here: Path) -> None:
     assert result.exit_code == 3 and "Does not fit 20.00 MiB; the largest batch is 20" in result.stdout
     result = plan("--batch", "8", "--json")
     assert json.loads(result.stdout)["peak_bytes"] == (16 * MIB + MIB) // 2
-    save(training(batch=32), "other.json.gz")
-    assert "step at" not in plan("--batch", "64", "--and", "other.json.gz").stdout
-    result = plan("--batch", "64", "--and", "other.json.gz", "--json")
+    save(training(batch=32), "other.sqlite")
+    assert "step at" not in plan("--batch", "64", "--and", "other.sqlite").stdout
+    result = plan("--batch", "64", "--and", "other.sqlite", "--json")
     assert result.exit_code == 0 and "a + b * batch" in json.loads(result.stdout)["assumed"]
     result = plan("--batch", "64", "--batch-now", "5")
     assert result.exit_code == 1 and "first dimension of 5" in result.stderr

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tapegrad.memory import plan as plan_module
 from tapegrad.memory import program_files
 from tapegrad.memory.plan import Action, PlanError, read_actions
-from tapegrad.profile import runs
 from tapegrad.profile.plan.file import Plan, Point, load, save, to_json
+from tapegrad.tracing.file import save as save_run
 from tests.profile.made_runs import empty
 
 ACTIONS = [
@@ -26,7 +26,7 @@ ACTIONS = [
 
 def a_plan() -> Plan:
     return Plan(
-        {"file": "r.json.gz", "program": "t.py", "argv": ["t.py", "-x"], "device": "cpu", "tapegrad": "0"},
+        {"file": "r.sqlite", "program": "t.py", "argv": ["t.py", "-x"], "device": "cpu", "tapegrad": "0"},
         ACTIONS, Point(1 << 20, 5_000_000, tuple(ACTIONS)), 3 << 20, 4_000_000, 1 << 19, None,
         {"budget_bytes": 1 << 20, "max_slowdown_permille": None}, "milp",
         [Point(3 << 20, 4_000_000, ()), Point(1 << 20, None, tuple(ACTIONS))],
@@ -115,9 +115,9 @@ def test_what_is_no_json_is_refused_in_one_line(tmp_path: Path, data: bytes) -> 
 
 
 def test_a_run_is_told_from_a_plan(tmp_path: Path) -> None:
-    runs.save(empty(), tmp_path / "run.json.gz")
+    save_run(empty(), tmp_path / "run.sqlite")
     with pytest.raises(PlanError, match="this is a run, not a plan; make one with tapegrad plan"):
-        read_actions(tmp_path / "run.json.gz")
+        read_actions(tmp_path / "run.sqlite")
 
 
 def test_plans_without_relative_names_are_read(tmp_path: Path) -> None:

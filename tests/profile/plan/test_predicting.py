@@ -11,7 +11,7 @@ from tapegrad.profile.plan.advice import Advice, advice
 from tapegrad.profile.plan.lives import peak
 from tapegrad.profile.plan.problem import Problem, representative
 from tapegrad.profile.plan.step import Step
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, empty, many
 from tests.profile.plan import programs
 from tests.profile.plan.made import training

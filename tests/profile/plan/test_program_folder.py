@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tapegrad.profile.plan.program_folder import folder_of, relative_to_program
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import Builder
 
 MODEL = """import tapegrad as tg
@@ -86,12 +86,12 @@ def test_a_copied_project_meets_its_plan(tmp_path: Path, package: str) -> None:
     (source / "model.py").write_text(MODEL)
     (source / "train.py").write_text(TRAIN.format(package=f"{package}." if package else ""))
     program = ["-m", f"{package}.train"] if package else ["train.py"]
-    command(here, "profile", "-o", "run.json.gz", "-q", *program)
-    command(here, "plan", "run.json.gz", "--max-slowdown", "90%")
+    command(here, "profile", "-o", "run.sqlite", "-q", *program)
+    command(here, "plan", "run.sqlite", "--max-slowdown", "90%")
     there = tmp_path / "there"
     shutil.move(here, there)
-    assert "was not met" not in command(there, "profile", "-o", "again.json.gz", "--plan", "plan.json", *program)
+    assert "was not met" not in command(there, "profile", "-o", "again.sqlite", "--plan", "plan.json", *program)
     text = (there / "plan.json").read_text()
     assert '"do": "checkpoint"' in text
     (there / "plan.json").write_text(text.replace('"relative": "', '"relative": "x'))
-    assert "was not met" in command(there, "profile", "-o", "2.json.gz", "--plan", "plan.json", *program)
+    assert "was not met" in command(there, "profile", "-o", "2.sqlite", "--plan", "plan.json", *program)

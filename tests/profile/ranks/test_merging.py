@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from tapegrad.profile.ranks.clocks import Clock, Reading
 from tapegrad.profile.ranks.merging import Part, first_failed, highest, merged, part_of
-from tapegrad.profile.runs import Run
-from tapegrad.profile.runs.communication import collectives, walks
-from tapegrad.profile.runs.file import parse, to_json
+from tapegrad.tracing.communication import collectives, walks
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, Builder
+from tests.tracing.reading import reread
 
 AHEAD = {0: 0, 1: 7_000_000, 2: -400_000_000}
 """Of each rank's clock, in ns."""
@@ -46,10 +46,10 @@ class Rank(Builder):
 
 def one_run(ranks: Sequence[Rank], main: int = 0, clocks: Mapping[int, Clock] = CLOCKS) -> Run:
     parts = [r.part(sent=100 * r.rank) for r in ranks]
-    before = to_json(parts[main].run)
+    before = copy.deepcopy(parts[main].run)
     run = merged(ranks[main].run, parts, clocks, 3)
-    assert to_json(parts[main].run) == before
-    return parse(json.dumps(to_json(run)).encode(), "a.json")  # it is sound
+    assert parts[main].run == before
+    return reread(run)
 
 
 def test_waiting_and_transferring_are_told_apart() -> None:

@@ -12,10 +12,10 @@ import tapegrad as tg
 from tapegrad import distributed as dist
 from tapegrad.distributed.watching import WATCHING
 from tapegrad.profile.recorder import Session, collectives
-from tapegrad.profile.runs import Run
-from tapegrad.profile.runs.communication import collectives as collectives_of
-from tapegrad.profile.runs.communication import walks as walks_of
-from tapegrad.profile.runs.file import parse, to_json
+from tapegrad.tracing.communication import collectives as collectives_of
+from tapegrad.tracing.communication import walks as walks_of
+from tapegrad.tracing.run import Run
+from tests.tracing.reading import reread
 
 META: dict[str, Any] = {
     "tapegrad": "0", "program": "test", "argv": [], "device": {"name": "cpu"},
@@ -103,7 +103,7 @@ def test_nobody_is_told_before_a_recording_and_after_it() -> None:
     session.stop()
     assert WATCHING.now is WATCHING.nobody
     dist.all_reduce(x)
-    assert not session.collectives.events
+    assert not session.run(META).count("communication")
 
 
 def test_steps_that_are_not_recorded_have_no_collectives() -> None:
@@ -122,13 +122,12 @@ def test_when_there_are_too_many_the_rest_is_counted(monkeypatch: pytest.MonkeyP
     for _ in range(5):
         dist.all_reduce(tg.asarray(np.ones(3)))
     session.stop()
-    assert len(session.collectives.events) == 3 and session.collectives.left_out == 2
+    run = session.run(META)
+    assert run.count("communication") == 3 and run.meta["collectives_left_out"] == 2
 
 
 def test_they_are_saved_and_loaded() -> None:
-    import json
-
     run = recorded(lambda: step(variables()))
-    again = parse(json.dumps(to_json(run)).encode(), "a.json")
+    again = reread(run)
     assert collectives_of(again) == collectives_of(run) != []
     assert walks_of(again) == walks_of(run) != []

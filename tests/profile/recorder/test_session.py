@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import tracemalloc
 from collections import Counter
@@ -17,10 +16,10 @@ from tapegrad.core import account
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.profile.recorder import Session
-from tapegrad.profile.runs import CATEGORIES, PHASES, Run
-from tapegrad.profile.runs.file import parse, to_json
-from tapegrad.profile.runs.model import KINDS
-from tapegrad.profile.runs.timeline import alive, at, totals
+from tapegrad.tracing.names import CATEGORIES, KINDS, PHASES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import alive, at, totals
+from tests.tracing.reading import reread
 
 
 def f32(value: Any) -> tg.Tensor:
@@ -68,7 +67,7 @@ def recorded(program: Any, **options: Any) -> tuple[Run, Session]:
     finally:
         session.stop()
     run = session.run(META)
-    assert parse(json.dumps(to_json(run)).encode(), "x") == run  # what is written can be read
+    assert reread(run) == run
     return run, session
 
 
@@ -411,7 +410,7 @@ def test_steps_end_with_gradients_optimizers_or_the_programs_own_marks() -> None
     by_gradients, _ = recorded(lambda: [step(ws, x) and None for _ in range(3)])
     assert by_gradients.count("steps") == 3
     run, session = recorded(with_optimizer)
-    assert run.count("steps") == 3 and len(session.marks) > 3
+    assert run.count("steps") == 3 and run.count("boundaries") > 3
     assert run.marks["kind"].count(0) == 3
     assert recorded(with_marks)[0].count("steps") == 2
     s = by_gradients.steps
@@ -458,7 +457,7 @@ def test_long_programs_keep_the_steps_that_matter_and_everything_that_lives() ->
     # at the last allocation of each: what other tests have left is numbered, too, and may have gone in between
     left = [sum(r.allocs["bytes"][i] for i in alive(r, max(r.allocs["begin_seq"]))) for r in (part, whole)]
     assert left[0] == left[1]
-    assert sum(c is not None for c in session.journal.frames.calls) < 100
+    assert part.count("calls") < whole.count("calls")
 
 
 def test_a_value_is_read_last_by_the_kernel_that_was_left_to_wait() -> None:
@@ -655,9 +654,9 @@ def test_long_programs_cost_the_same_step_after_step() -> None:
 
     whole, _ = recorded(program)
     run, session = recorded(program, keep=600)
-    parts = session.journal.parts
-    assert len(parts.all) < 20 and sum(map(len, parts.all)) < 1200 and parts.dropped > 5000
-    assert len([c for c in session.journal.frames.calls if c is not None]) < 60
+    kept = sum(run.count(table) for table in ("ops", "allocs", "changes"))
+    assert kept < 1200 and run.checks["dropped"] > 5000
+    assert run.count("calls") < whole.count("calls") / 3
     assert run.steps["peak_bytes"] == whole.steps["peak_bytes"]  # also of steps whose events are gone
     assert at(whole, "step:70") == whole.steps["peak_seq"][70]
     with pytest.raises(ValueError, match="step 70 were not kept"):
@@ -672,11 +671,10 @@ def test_dropped_steps_become_one_also_around_one_that_was_the_highest() -> None
         for i in range(60):
             optimizer.apply(step(ws, tg.concat([x] * {20: 50, 40: 60}.get(i, 1))), ws)
 
-    run, session = recorded(program, keep=600)
-    parts = session.journal.parts
-    assert run.peak["step"] == 40 and parts.dropped > 1000
-    assert all(one.whole or other.whole for one, other in zip(parts.all, parts.all[1:]))
-    assert parts.events - parts.dropped == sum(map(len, parts.all[:-1]))
+    run, _ = recorded(program, keep=600)
+    rows = sum(run.count(table) for table in ("ops", "allocs", "changes")) + sum(e >= 0 for e in run.allocs["end_seq"])
+    assert run.peak["step"] == 40 and run.checks["dropped"] > 1000
+    assert run.checks["events"] - run.checks["dropped"] == rows
 
 
 def test_a_run_asked_for_while_other_threads_work_can_be_read() -> None:
@@ -693,7 +691,7 @@ def test_a_run_asked_for_while_other_threads_work_can_be_read() -> None:
         t.start()
     try:
         for _ in range(8):
-            parse(json.dumps(to_json(session.run(META))).encode(), "x")
+            reread(session.run(META))
     finally:
         over.set()
         for t in workers:

@@ -8,8 +8,8 @@ from tapegrad.profile.report import rows as r
 from tapegrad.profile.report.chart import chart
 from tapegrad.profile.report.escape import clip, shown
 from tapegrad.profile.report.units import ms
-from tapegrad.profile.runs.timeline import alive
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.timeline import alive
 from tests.profile.made_runs import MIB, Builder, empty, many, training
 
 

@@ -13,7 +13,7 @@ from tapegrad.profile.plan.edits import Edit
 from tapegrad.profile.report import rows, text
 from tapegrad.profile.report.table import clip_source
 from tapegrad.profile.report.units import ms, percent
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
 
 
@@ -23,7 +23,7 @@ def printed(run: Run, show: str = "summary", width: int = 80, encoding: str = "u
     console = Console(file=file, width=width, highlight=False, force_terminal=options.pop("terminal", None))
     limit = options.pop("limit", 0)
     if show == "summary":
-        text.print_summary(run, console, **({"path": "run.json.gz"} | options))
+        text.print_summary(run, console, **({"path": "run.sqlite"} | options))
     elif show == "oom":
         text.print_oom(run, console, **options)
     else:
@@ -42,8 +42,8 @@ def test_the_peak_is_exact_and_the_categories_add_up() -> None:
     assert re.search(r"^total +13\.00 MiB +19$", out, re.M)
     assert "model.py:44 block()" in out and "5 × 1.00 MiB  5.00 MiB" in out
     assert re.search(r"^model\.py:40 block\(\) +2 × +4\.00 MiB +0\.01 ms +4\.00 MiB$", out, re.M)
-    assert "2 more: tapegrad report run.json.gz --by line" in out.replace("…", "")
-    assert out.endswith("tapegrad report run.json.gz --html\n")
+    assert "2 more: tapegrad report run.sqlite --by line" in out.replace("…", "")
+    assert out.endswith("tapegrad report run.sqlite --html\n")
 
 
 @pytest.mark.parametrize("width", [80, 60])
@@ -119,14 +119,14 @@ def test_advice_and_its_absence() -> None:
 
 def test_why_memory_ran_out() -> None:
     run = out_of_memory()
-    out = printed(run, "oom", path="run.json.gz")
+    out = printed(run, "oom", path="run.sqlite")
     for part in (
         "Out of memory on cpu, step 1, forward",
         "asked for 1073741824 bytes",
         "used 4.00 MiB (4194304 bytes), limit 6.00 MiB (6291456 bytes)",
         "alive: activation 4.00 MiB",
         "first to go: model.py:",
-        "\nall that was alive: tapegrad report run.json.gz --at oom --by line -n 0",
+        "\nall that was alive: tapegrad report run.sqlite --at oom --by line -n 0",
     ):
         assert part in out
     assert max(map(len, out.splitlines()[:-1])) <= 80

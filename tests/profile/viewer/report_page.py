@@ -7,7 +7,7 @@ from typing import Any
 
 import made_runs
 
-from tapegrad.profile.runs.model import Run
+from tapegrad.tracing.run import Run
 
 RUNS: dict[str, Callable[[], Run]] = {
     "training": lambda: made_runs.training(checkpointed=2),

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from tapegrad.profile.runs.model import CATEGORIES
 from tapegrad.profile.viewer import html
+from tapegrad.tracing.names import CATEGORIES
 
 # How linear red, green and blue are seen without one kind of cone: Machado, Oliveira, Fernandes, "A
 # Physiologically-based Model for Simulation of Color Vision Deficiency", 2009, severity 1.

@@ -9,9 +9,9 @@ import made_runs
 import pytest
 from report_page import RUNS, cursor, drawn, go, integer, integers, rows
 
-from tapegrad.profile.runs.model import CATEGORIES
-from tapegrad.profile.runs.timeline import alive, events, totals
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.names import CATEGORIES
+from tapegrad.tracing.timeline import alive, events, totals
 
 pytestmark = pytest.mark.slow
 

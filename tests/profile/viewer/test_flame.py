@@ -9,8 +9,8 @@ import made_runs
 import pytest
 from report_page import RUNS, cursor, drawn, go, integer
 
-from tapegrad.profile.runs import Run
-from tapegrad.profile.runs.timeline import alive, events
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import alive, events
 
 READ = """found => found.map((e) => [e.dataset.key, Number(e.dataset.bytes), e.offsetLeft, e.offsetWidth])"""
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tapegrad.profile.runs.file import RunFileError
-from tapegrad.profile.runs.timeline import events
 from tapegrad.profile.viewer import html
 from tapegrad.profile.viewer.payload import LARGEST, encode
+from tapegrad.tracing.database import RunFileError
+from tapegrad.tracing.timeline import events
 
 RUNS = {
     "training": lambda: made_runs.training(checkpointed=2),

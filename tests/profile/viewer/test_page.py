@@ -8,7 +8,7 @@ import made_runs
 import pytest
 from report_page import RUNS, cursor, drawn, integer, rows
 
-from tapegrad.profile.runs.timeline import events, totals
+from tapegrad.tracing.timeline import events, totals
 
 
 def test_the_keyboard_alone_reaches_everything(show: Any) -> None:

@@ -8,9 +8,10 @@ import made_runs
 import pytest
 from report_page import box_of, colour, cursor, drawn, integer, palette
 
-from tapegrad.profile.runs.model import CATEGORIES, Run
-from tapegrad.profile.runs.timeline import events, totals
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.names import CATEGORIES
+from tapegrad.tracing.run import Run
+from tapegrad.tracing.timeline import events, totals
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from tapegrad.errors import TapegradError
 from tapegrad.profile.compare import steady_steps
 from tapegrad.profile.plan.ranks.collectives import Collective
 from tapegrad.profile.plan.ranks.timeline import Step
-from tapegrad.profile.runs import Run
-from tapegrad.profile.runs import communication as recorded
+from tapegrad.tracing import communication as recorded
+from tapegrad.tracing.run import Run
 
 _SETTING_UP = 2
 """Steps, at the beginning, that are left out if there are others."""

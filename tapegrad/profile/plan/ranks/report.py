@@ -14,8 +14,8 @@ from tapegrad.profile.plan.ranks.recorded import step_of
 from tapegrad.profile.plan.text import change_in_time, file_line
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, ms, percent
-from tapegrad.profile.runs import Run
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.run import Run
 
 _WORTH = 0.99
 """Another size of buckets is named if a step takes at most this part of its time then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tapegrad.profile.runs import Run
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, Builder
 
 

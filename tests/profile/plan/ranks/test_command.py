@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tapegrad.profile.cli import main
-from tapegrad.profile.runs import Run, save
+from tapegrad.tracing.file import save
+from tapegrad.tracing.run import Run
 from tests.profile.made_runs import MIB, Builder
 from tests.profile.plan.made import training as without_communication
 from tests.profile.plan.ranks.communicating import gradients, steps, training
@@ -43,8 +44,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def plan(*args: str, run: Run | None = None) -> Result:
-    save(training() if run is None else run, "run.json.gz")
-    return CliRunner().invoke(main, ["plan", "run.json.gz", *args])
+    save(training() if run is None else run, "run.sqlite")
+    return CliRunner().invoke(main, ["plan", "run.sqlite", *args])
 
 
 def answer(*args: str, run: Run | None = None) -> dict[str, Any]:
@@ -181,10 +182,10 @@ def test_hostile_names_do_nothing_to_a_terminal() -> None:
 def test_a_program_of_one_process_is_recorded_and_predicted() -> None:
     Path("train.py").write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-m", "tapegrad", "profile", "-o", "own.json.gz", "train.py"], capture_output=True, text=True
+        [sys.executable, "-m", "tapegrad", "profile", "-o", "own.sqlite", "train.py"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    result = CliRunner().invoke(main, ["plan", "own.json.gz", "--ranks", "64", "--link", "25GB/s,5us", "--json"])
+    result = CliRunner().invoke(main, ["plan", "own.sqlite", "--ranks", "64", "--link", "25GB/s,5us", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     gradients_of, loss = sorted(found["collectives"], key=lambda line: line["line"])

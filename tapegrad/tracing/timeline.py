@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tapegrad.profile.runs.model import CATEGORIES, Run
+from tapegrad.tracing.names import CATEGORIES
+from tapegrad.tracing.run import Run
 
 ALLOC, FREE, CHANGE = 0, 1, 2
 

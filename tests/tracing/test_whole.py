@@ -11,9 +11,9 @@ import pytest
 
 from tapegrad.profile.export import csv
 from tapegrad.profile.plan import file as plan_file
-from tapegrad.profile.runs import save
-from tapegrad.profile.runs.whole import whole
 from tapegrad.profile.viewer import html
+from tapegrad.tracing.file import save
+from tapegrad.tracing.whole import whole
 from tests.profile.made_runs import training
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from tapegrad.profile.runs.model import Run
+from tapegrad.tracing.run import Run
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective as one rank saw it; see :data:`~tapegrad.profile.runs.model.COLUMNS`.  Times in ns."""
+    """A collective as one rank saw it; see :data:`~tapegrad.tracing.run.COLUMNS`.  Times in ns."""
 
     rank: int
     group: str

@@ -1,0 +1,28 @@
+"""Source text of the lines that a run names."""
+
+from __future__ import annotations
+
+import linecache
+from collections import defaultdict
+
+from tapegrad.tracing.run import Run
+
+AROUND = 3
+"""Lines shown before and after a line that appears."""
+_WIDTH = 200
+
+
+def sources_of(run: Run) -> dict[str, dict[str, str]]:
+    """Return by file and line number the lines that allocate, and those around them."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    for table in (run.frames, run.works):
+        for file, line in zip(table["file"], table["line"]):
+            if file >= 0:
+                wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
+    sources: dict[str, dict[str, str]] = {}
+    for name, lines in wanted.items():
+        texts = linecache.getlines(name)
+        mine = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
+        if mine:
+            sources[name] = mine
+    return sources
