@@ -26,9 +26,9 @@ from tapegrad.profile.report.outputs import write_html
 from tapegrad.profile.report.rows import rows, short_names, short_source
 from tapegrad.profile.report.text import print_summary
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.atomic import require_writable
 from tapegrad.tracing.file import save
 from tapegrad.tracing.run import Run
-from tapegrad.tracing.whole import require_writable
 
 _WIDTH = 100
 _LINES = 10

@@ -1,4 +1,4 @@
-"""What ranks do together: the collectives of a run, of one rank or of several, as objects."""
+"""Collectives of a run, of one rank or of several, as objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tapegrad.tracing.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective as one rank saw it; see :data:`~tapegrad.tracing.run.COLUMNS`.  Times in ns."""
+    """A collective as one rank saw it: a row of ``communication`` in ``schema.sql``.  Times in ns."""
 
     rank: int
     group: str
@@ -33,29 +33,29 @@ class Collective:
 
     @property
     def others(self) -> int:
-        """How long it lasted until the last rank had entered it."""
+        """Nanoseconds until the last rank had entered it."""
         return 0 if self.done < 0 else max(0, min(self.last, self.done) - self.entered)
 
     @property
     def transfer(self) -> int:
-        """How long it lasted from then on."""
+        """Nanoseconds from then on."""
         return 0 if self.done < 0 else self.done - self.entered - self.others
 
     @property
     def exposed(self) -> int:
-        """How long the program stood still for it, whether for others or for bytes."""
+        """Nanoseconds for which the program waited for it, whether for other ranks or for bytes."""
         took = 0 if self.done < 0 else self.done - self.entered
         return min(self.waited, took) if self.under_way else took
 
     @property
     def hidden(self) -> int:
-        """How long it went on while the program did something else."""
+        """Nanoseconds of it during which the program went on."""
         return 0 if self.done < 0 else self.done - self.entered - self.exposed
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A gradient walk of one rank; times in ns."""
+    """A backward pass of one rank; times in ns."""
 
     rank: int
     begin: int
@@ -63,7 +63,7 @@ class Walk:
 
 
 def collectives(run: Run) -> list[Collective]:
-    """All of them, in the order of the table: that of each rank."""
+    """Return all collectives of a run, rank by rank, in the order of entry."""
     table = run.communication
     last: dict[tuple[int, int], int] = defaultdict(int)
     for group, number, entered in zip(table["group"], table["number"], table["entered_ns"]):
@@ -80,5 +80,5 @@ def collectives(run: Run) -> list[Collective]:
 
 
 def walks(run: Run) -> list[Walk]:
-    """The gradient walks of all ranks."""
+    """Return the backward passes of all ranks."""
     return [Walk(*row) for row in zip(*run.walks.values())]

@@ -18,13 +18,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tapegrad.tracing.atomic import atomic
 from tapegrad.tracing.database import APPLICATION, VERSION, RunFileError, created, opened, read, write
 from tapegrad.tracing.derive import derive
 from tapegrad.tracing.names import NAMES
 from tapegrad.tracing.processes import runs
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.sources import sources_of
-from tapegrad.tracing.whole import whole
 
 MAX_BYTES = 4 << 30
 """The most bytes of a file that is read."""
@@ -42,7 +42,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
     for table, columns in run.tables.items():
         rows[table] = [(i, *row) for i, row in enumerate(zip(*columns.values(), strict=True))]
     try:
-        with whole(Path(path)) as part:
+        with atomic(Path(path)) as part:
             part.touch()  # whose errors say more than SQLite's
             with closing(opened(part, private=True)) as database:
                 write(created(database), [(rows, {})])

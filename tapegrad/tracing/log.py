@@ -12,10 +12,10 @@ from contextlib import closing, contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
 
+from tapegrad.tracing.atomic import atomic
 from tapegrad.tracing.database import FIRST, created, opened, read, write
 from tapegrad.tracing.derive import derive
 from tapegrad.tracing.run import Run
-from tapegrad.tracing.whole import whole
 
 _PATIENCE = 5.0
 """Seconds to wait for other processes that read the file."""
@@ -48,7 +48,7 @@ class Log:
             self._keep_in(created(opened(None)))
             return
         try:
-            with whole(self.path) as part:
+            with atomic(self.path) as part:
                 part.touch()  # whose errors say more than SQLite's
                 with closing(opened(part, private=True)) as database:
                     created(database)

@@ -6,11 +6,11 @@ CATEGORIES = (
     "parameter", "optimizer", "gradient", "activation", "rematerialized", "communication", "temporary", "input", "user",
     "unattributed",
 )  # fmt: skip
-"""What bytes serve as, in the order in which they are shown.  *unattributed*: taken from the pool by other code."""
+"""Categories of bytes, in the order of reports.  *unattributed*: taken from the pool by other code."""
 PHASES = ("forward", "backward", "recompute", "optimizer", "other")
-"""When something was made: while a tape records, in its walk back, in a rerun or restoration, in an optimizer, else."""
+"""When a value was computed: while a tape records, in a backward pass, in a recomputation, in an optimizer, else."""
 KINDS = ("function", "layer", "checkpoint", "scope")
-"""Kinds of calls: a function of the program's, a layer, a checkpointed call, a ``tg.memory.scope`` block."""
+"""Kinds of calls: a function of the program, a layer, a checkpointed call, a ``tg.memory.scope`` block."""
 SLOT_KINDS = ("argument", "variable", "constant", "number", "made")
 """Where the bytes of a slot of a captured program come from."""
 COST_GRAINS = 20

@@ -74,15 +74,15 @@ class Run:
         return self.meta["outcome"]["kind"] in ("finished", "exit") and self.meta["outcome"]["code"] == 0
 
     def count(self, table: str) -> int:
-        """The number of rows of a table."""
+        """Return the number of rows of a table."""
         return len(next(iter(self.tables[table].values())))
 
     def text(self, index: int) -> str:
-        """A string by its number; nothing for -1."""
+        """Return a string by its number, "" for -1."""
         return "" if index < 0 else self.strings[index]
 
     def frame_of(self, stack: int) -> tuple[str, int, str]:
-        """File, line and function of a stack's innermost frame; ("", 0, "") for -1."""
+        """Return file, line and function of a stack's innermost frame; ("", 0, "") for -1."""
         if stack < 0:
             return "", 0, ""
         frame = self.stacks["frame"][stack]

@@ -1,4 +1,4 @@
-"""What was alive when: the run's events in order, and sums over them."""
+"""Live bytes over time: the events of a run in order, and sums over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALLOC, FREE, CHANGE = 0, 1, 2
 
 @dataclass(frozen=True)
 class Event:
-    """One event that changed what is alive: of allocation ``alloc``, from ``before`` to ``after`` (-1: not alive)."""
+    """A change of the category of allocation ``alloc`` from ``before`` to ``after`` (-1: not live)."""
 
     seq: int
     ns: int
@@ -23,7 +23,7 @@ class Event:
 
 
 def events(run: Run) -> list[Event]:
-    """All events that change bytes or categories, in order."""
+    """Return all events that change bytes or categories, in order."""
     a, c = run.allocs, run.changes
     category = list(a["category"])
     marks: list[tuple[int, int, int, int]] = [
@@ -47,7 +47,7 @@ def events(run: Run) -> list[Event]:
 
 
 def totals(run: Run) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """``(seq, ns, bytes, bytes by category)`` after every event."""
+    """Yield ``(seq, ns, live bytes, live bytes by category)`` after every event."""
     by, total, sizes = [0] * len(CATEGORIES), 0, run.allocs["bytes"]
     for e in events(run):
         n = sizes[e.alloc]
@@ -61,7 +61,7 @@ def totals(run: Run) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
 
 
 def alive(run: Run, seq: int) -> dict[int, int]:
-    """What is alive at ``seq``: the category of each allocation, by its number."""
+    """Return the category of each allocation that is live at ``seq``, by its row."""
     a, c = run.allocs, run.changes
     lives = enumerate(zip(a["begin_seq"], a["end_seq"], a["category"]))
     live = {i: category for i, (begin, end, category) in lives if begin <= seq and not 0 <= end <= seq}
@@ -72,7 +72,7 @@ def alive(run: Run, seq: int) -> dict[int, int]:
 
 
 def last_categories(run: Run) -> list[int]:
-    """The category of each allocation in the end."""
+    """Return the last category of each allocation."""
     last = list(run.allocs["category"])
     for _, alloc, category in sorted(zip(run.changes["seq"], run.changes["alloc"], run.changes["category"])):
         last[alloc] = category
@@ -80,7 +80,7 @@ def last_categories(run: Run) -> list[int]:
 
 
 def peak(run: Run, begin: int = 0, end: int | None = None) -> tuple[int, int]:
-    """``(bytes, seq)`` of the first moment in ``begin <= seq <= end`` at which most is alive, (0, -1) if nothing is."""
+    """Return ``(bytes, seq)`` of the highest peak in ``begin <= seq <= end``, the first of several; (0, -1) if none."""
     best, at, last = 0, -1, 0
     for seq, _, total, _ in totals(run):
         if end is not None and seq > end:
@@ -116,7 +116,7 @@ def peaks(run: Run, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _at_least(highest: tuple[int, int], nbytes: int, begin: int) -> tuple[int, int]:
-    """The highest of a range, in which what was alive when it began counts, too."""
+    """Return the highest of a range, in which bytes that were live when it began count, too."""
     return highest if highest[1] >= 0 or not nbytes else (nbytes, begin)
 
 
@@ -129,12 +129,12 @@ def _peak_of_step(run: Run, step: int) -> int:
 
 
 def last_seq(run: Run) -> int:
-    """The seq of the last event that is no operation."""
+    """Return the seq of the last event that is no operation."""
     return max([*run.allocs["begin_seq"], *run.allocs["end_seq"], *run.marks["seq"], 0])
 
 
 def at(run: Run, moment: str) -> int:
-    """The seq of ``"peak"``, ``"end"``, ``"oom"``, ``"step:3"`` (its peak; steps count from 0) or ``"seq:123"``.
+    """Return the seq of ``"peak"``, ``"end"``, ``"oom"``, ``"step:3"`` (its peak; steps count from 0) or ``"seq:123"``.
 
     Raises ValueError with a line that says what there is instead.
     """

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tapegrad.profile.cli import main
 from tapegrad.profile.report.writable import try_output
-from tapegrad.tracing.whole import require_writable, whole
+from tapegrad.tracing.atomic import atomic, require_writable
 
 PROGRAM = """
 import sys
@@ -61,7 +61,7 @@ def test_a_run_that_fails_leaves_the_old_files(folder: Path, monkeypatch: pytest
     Path("run.sqlite").write_text("old")
     try_output("-o", "run.sqlite")
     assert Path("run.sqlite").read_text() == "old"
-    with pytest.raises(ZeroDivisionError), whole("run.sqlite") as part:
+    with pytest.raises(ZeroDivisionError), atomic("run.sqlite") as part:
         part.write_text("new")
         1 / 0  # noqa: B018
     assert Path("run.sqlite").read_text() == "old" and sorted(os.listdir()) == ["run.sqlite", "train.py"]

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from tapegrad.profile.report.escape import shown
 from tapegrad.profile.report.rows import Clock, call_path, idle_ns
+from tapegrad.tracing.atomic import write_text
 from tapegrad.tracing.names import CATEGORIES, PHASES
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.timeline import alive, last_categories
-from tapegrad.tracing.whole import write_text
 
 HEADER = (
     "id", "begin_seq", "end_seq", "begin_ns", "end_ns", "bytes", "requested_bytes", "category", "last_category", "op",

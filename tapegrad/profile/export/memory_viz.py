@@ -8,10 +8,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tapegrad.profile.export.stacks import Stacks
+from tapegrad.tracing.atomic import ExportError, write_text
 from tapegrad.tracing.names import CATEGORIES
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.timeline import events, last_categories
-from tapegrad.tracing.whole import ExportError, write_text
 
 _BASE = 2 << 20
 _LARGEST = 1 << 53

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Iterator
 
 from tapegrad.profile.report.rows import Clock, source_line
+from tapegrad.tracing.atomic import write_text
 from tapegrad.tracing.names import CATEGORIES, KINDS, MARKS, PHASES
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.timeline import totals
-from tapegrad.tracing.whole import write_text
 
 PID = 1
 TRACKS = ("calls", *PHASES)

@@ -7,10 +7,10 @@ import os
 from collections import Counter
 
 from tapegrad.profile.export.stacks import Frame, Stacks
+from tapegrad.tracing.atomic import write_text
 from tapegrad.tracing.names import CATEGORIES
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.timeline import events
-from tapegrad.tracing.whole import write_text
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 Stack = tuple[int, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tapegrad.memory.plan import FORMAT, VERSION, Action, PlanError, actions_of, is_count, read_json
-from tapegrad.tracing.whole import whole
+from tapegrad.tracing.atomic import atomic
 
 _TEXTS = ("tapegrad", "file", "program", "device")
 
@@ -66,7 +66,7 @@ def _row(a: Action) -> dict[str, object]:
 
 def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write ``plan`` to ``path``: all of it, or (on an error) nothing.  Raises OSError."""
-    with whole(path) as part:
+    with atomic(path) as part:
         part.write_text(json.dumps(to_json(plan), indent=1) + "\n", encoding="ascii")
 
 

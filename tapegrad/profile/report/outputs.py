@@ -132,7 +132,7 @@ def _advice(run: Run, source: bool) -> dict[str, object]:
 def _writer(kind: str) -> Callable[[Run, Path, View], None]:
     """Imported when it is needed: the text of a run must not wait for the writers of files."""
     if kind == "json":
-        from tapegrad.tracing.whole import write_text
+        from tapegrad.tracing.atomic import write_text
 
         return lambda run, path, view: write_text(path, [json.dumps(view.to_json(run), indent=2), "\n"])
     if kind == "html":

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from tapegrad.tracing.whole import require_writable
+from tapegrad.tracing.atomic import require_writable
 
 
 def try_output(option: str, path: str | os.PathLike[str]) -> None:

@@ -15,8 +15,8 @@ from importlib import resources
 
 from tapegrad.profile.viewer.payload import encode
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.atomic import atomic
 from tapegrad.tracing.run import Run
-from tapegrad.tracing.whole import whole
 
 # Each after those it imports from.
 MODULES = (
@@ -42,7 +42,7 @@ def write(
     Raises OSError, and RunFileError for a run with numbers that a browser cannot count exactly.
     """
     text = page(run, source=source, advice=advice, max_drawn=max_drawn)
-    with whole(path) as part:
+    with atomic(path) as part:
         part.write_bytes(text.encode())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tapegrad.profile.export.memory_viz import document, write
-from tapegrad.tracing.whole import ExportError
+from tapegrad.tracing.atomic import ExportError
 from tests.profile.made_runs import MIB, Builder, empty, hostile, many, out_of_memory, training
 
 RUNS = {

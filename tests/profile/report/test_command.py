@@ -136,7 +136,7 @@ def test_open_shows_the_page(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
-    from tapegrad.tracing.whole import write_text
+    from tapegrad.tracing.atomic import write_text
 
     def parts():
         yield "a"

@@ -12,8 +12,8 @@ import pytest
 from tapegrad.profile.export import csv
 from tapegrad.profile.plan import file as plan_file
 from tapegrad.profile.viewer import html
+from tapegrad.tracing.atomic import atomic
 from tapegrad.tracing.file import save
-from tapegrad.tracing.whole import whole
 from tests.profile.made_runs import training
 
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -74,7 +74,7 @@ def test_a_failure_keeps_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     for error in (OSError(28, "No space left on device"), OSError("odd"), ValueError("no")):
-        with pytest.raises(type(error)) as raised, whole(path) as part:
+        with pytest.raises(type(error)) as raised, atomic(path) as part:
             part.write_text("half")
             raise error
         assert not isinstance(error, OSError) or error.errno is None or raised.value.filename == str(path)

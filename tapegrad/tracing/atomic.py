@@ -1,4 +1,4 @@
-"""How files get onto the disk: whole, or not at all."""
+"""Write files atomically: all of a file appears, or nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from tapegrad.errors import TapegradError
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file to write to, which becomes ``path`` if all goes well, and otherwise is removed.
+def atomic(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a file to write to, which becomes ``path`` at the end of the block, or is removed by an error.
 
-    Links are followed; what is there and is no regular file (a device, a pipe) stays, and gets the bytes.
-    Raises OSError, which names ``path``.
+    Links are followed; a device or a pipe at ``path`` stays, and gets the bytes.  Raises OSError, which names ``path``.
     """
     path = Path(path)
     try:
@@ -31,7 +30,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Try now what :func:`whole` will do later; what is at ``path`` stays.  Raises OSError, which names ``path``."""
+    """Check that :func:`atomic` will be able to write ``path``, and leave it as it is.  Raises OSError."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -40,7 +39,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
-        part = _beside(Path(os.path.realpath(path)))
+        part = _temporary(Path(os.path.realpath(path)))
         try:
             part.write_bytes(b"")
         finally:
@@ -50,15 +49,15 @@ def require_writable(path: str | os.PathLike[str]) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _beside(target: Path) -> Path:
-    """The file that is written first, and renamed to ``target`` when it is whole."""
+def _temporary(target: Path) -> Path:
+    """Return the file that is written first, and renamed to ``target`` when it is complete."""
     return target.with_name(f".{target.name}.{os.getpid()}.part")
 
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
-    part = _beside(target)
+    part = _temporary(target)
     try:
         yield part
         part.replace(target)
@@ -78,11 +77,11 @@ def _sent(path: Path) -> Iterator[Path]:
 
 
 class ExportError(TapegradError):
-    """A file that cannot be made of this run, or on this machine."""
+    """An export that this run does not allow, or this machine."""
 
 
 def write_text(path: str | os.PathLike[str], parts: Iterable[str]) -> None:
-    """Write text to ``path``, in UTF-8: all of it, or (on an error) nothing.  Raises OSError."""
+    """Write text to ``path`` in UTF-8, atomically.  Raises OSError."""
     # names that were no UTF-8 where they came from are written as escapes; line ends stay as they are
-    with whole(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+    with atomic(path) as part, part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         file.writelines(parts)
