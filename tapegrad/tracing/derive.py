@@ -72,6 +72,7 @@ def _add_steps(
 ) -> None:
     steps: dict[str, list[int]] = {name: [] for name in COLUMNS["steps"]}
     highest = peaks(run, bounds)
+    seqs = [b["seq"] for b in boundaries]
     before = {"ns": 0, "cpu_ns": 0} | dict.fromkeys(_COUNTS, 0)
     for i, (begin, end) in enumerate(bounds):
         ended = ends[i] if i < len(ends) else None
@@ -79,7 +80,8 @@ def _add_steps(
         begin_ns = before["ns"] if i and ended else _ns_at(run, begin)
         peak_bytes, peak_seq = highest[i]
         if i and ended:  # events of the step may have been dropped
-            peak_bytes = max([peak_bytes, *(b["peak_bytes"] for b in boundaries if begin <= b["seq"] <= end)])
+            within = boundaries[bisect_left(seqs, begin) : bisect_right(seqs, end)]
+            peak_bytes = max([peak_bytes, *(b["peak_bytes"] for b in within)])
         row = {
             "begin_seq": begin, "end_seq": end, "begin_ns": begin_ns, "end_ns": max(begin_ns, now["ns"]),
             "cpu_ns": now["cpu_ns"] - before["cpu_ns"], "peak_bytes": peak_bytes, "peak_seq": max(0, peak_seq),
