@@ -89,7 +89,7 @@ def _walk(
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
         if type(record) is Called:
-            if record.results and told is not None:
+            if record.results:
                 told(record.results[0].index)
             _pull_call(record, cts, keep, path, lead, forced)
             continue
@@ -112,11 +112,10 @@ def _walk(
                     accumulate(cts, source, ct)
                 continue
             ct = ct.to_dense()
+        told(index)
         if unseen and record.plan.quick and _pull_small(record, pull, ct, cts, path):
             del record, ct
             continue
-        if told is not None:
-            told(index)
         _pull(record, ct if type(ct) is Tensor else tensor_of(ct, record.node.aval), cts, path, lead)
         del record, ct
     found = {}
@@ -154,7 +153,9 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cota
     steps = plan.steps or _listed(record.node, plan)
     if steps is None:
         return False
-    gradients = pull(steps, record.node, ct._buffer if type(ct) is Tensor else ct, record.residuals)
+    kept = record.residuals  # what is restored is held by the call alone
+    ct = ct._buffer if type(ct) is Tensor else ct
+    gradients = pull(steps, ct, kept if isinstance(kept, tuple) else kept.restored())
     if gradients is None:
         return False
     for i, g in zip(plan.positions, gradients):
@@ -165,18 +166,18 @@ def _pull_small(record: Applied, pull: Callable[..., Any], ct: object, cts: Cota
         elif type(have) is not type(g):
             cts[index] = add(tensor_of(have, record.node.aval), tensor_of(g, record.node.aval))
         elif type(g) is Buffer:
-            cts[index] = _sum(pull, record.node, have, g, g.node.aval)
+            cts[index] = _sum(pull, have, g)
         else:
             total = have + g
             cts[index] = total if g.ndim else record.node.aval.device.xp.asarray(total)
     return True
 
 
-def _sum(pull: Callable[..., Any], node: Node, have: Any, g: Any, aval: ShapedArray) -> Any:
-    """Two cotangents of ``aval`` added, by listed steps; as tensors where one is pending: it may be larger than
-    ``node``, which has no elements."""
-    total = pull(_sum_of(aval, region.SMALL), node, have, (g,))
-    return add(tensor_of(have, aval), tensor_of(g, aval)) if total is None else total[0]
+def _sum(pull: Callable[..., Any], have: Buffer, g: Buffer) -> Any:
+    """Two cotangents added, by listed steps; as tensors where one is pending: it may be larger than what was pulled,
+    which had no elements."""
+    total = pull(_sum_of(g.node.aval, region.SMALL), have, (g,))
+    return add(Tensor(have), Tensor(g)) if total is None else total[0]
 
 
 @lru_cache(_MOST_SUMS)

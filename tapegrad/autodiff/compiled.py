@@ -20,7 +20,7 @@ from tapegrad.core.node import Node, leaf
 from tapegrad.core.primitive import Elementwise, Primitive, Site
 from tapegrad.core.state import during, executed, thread
 from tapegrad.device.types import Params
-from tapegrad.engine.executor import PLAIN, Executor
+from tapegrad.engine.executor import EXECUTOR, Executor
 from tapegrad.engine.make import Application
 from tapegrad.ops.dispatch import constant
 from tapegrad.tensor import Tensor
@@ -94,33 +94,38 @@ class Steps:
     ``pull(ct, residuals)``: what they yield on arrays, from an array and buffers (None: some buffer is not filled).
     """
 
-    def __init__(self, constants: list[Constant], steps: list[Step], results: list[int], arguments: int) -> None:
+    def __init__(
+        self, constants: list[Constant], steps: list[Step], results: list[int], avals: Sequence[ShapedArray]
+    ) -> None:
+        """``avals``: of the cotangent and the residuals."""
         self._constants, self._steps, self._results = constants, steps, results
-        self._arguments, self._first = arguments, arguments + len(constants)
+        self._ct, self._arguments, self._first = avals[0], len(avals), len(avals) + len(constants)
         self.pull: Pull = self._compiled("a0, residuals", counted=False)
         self._counted: Callable[..., Any] | None = None
         for c in constants:  # there from now on, as if the rules had run
             constant(*c)
 
-    def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+    def run(self, ct: Any, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, by the executor in force; None: some buffer is not filled."""
-        values: list[Any] = [ct, *residuals]
+        values: list[Any] = [self._buffer(ct), *residuals]
         for b in values:
             if b.array is None:
                 return None
         if self._constants:
             values += [constant(*c) for c in self._constants]
-        executor = thread.executor
+        run = thread.executor.run
         for prim, params, aval, site, operands, dead in self._steps:
             inputs = tuple([values[i] for i in operands])
             for i in dead:
                 values[i] = None
-            run = executor.run if site is None else executor.run_elementwise
             values.append(run(Node(prim, params, aval, site), inputs))
             del inputs
         return [values[i] for i in self._results]
 
-    def count(self, ct: Buffer, residuals: Sequence[Buffer], wrap: Callable[..., Buffer]) -> Sequence[Buffer] | None:
+    def _buffer(self, ct: Any) -> Buffer:
+        return ct if isinstance(ct, Buffer) else Buffer(ct, leaf(self._ct))
+
+    def count(self, ct: Any, residuals: Sequence[Buffer], wrap: Callable[..., Buffer]) -> Sequence[Buffer] | None:
         """Return cotangents as buffers; ``wrap(step, array, *operands)`` makes one of the result of each step.
 
         None: some buffer is not filled, or not all steps are small, so that they must be run one by one.
@@ -128,7 +133,7 @@ class Steps:
         if self._counted is None:
             small = all(step.site is not None and step.site.small for step in self._steps)
             self._counted = self._compiled("b0, residuals, wrap", counted=True) if small else lambda *args: None
-        return self._counted(ct, residuals, wrap)
+        return self._counted(self._buffer(ct), residuals, wrap)
 
     # Code ------------------------------------------------------------------------------------------------------
 
@@ -179,8 +184,8 @@ def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | 
     if isinstance(prim, Elementwise) and prim.ufunc is not None:
         return getattr(aval.device.xp, prim.ufunc)
     if site is not None:
-        return lambda *arrays: PLAIN.small(site, list(arrays))
-    return lambda *arrays: PLAIN.do(Application(prim, arrays, params, aval))[0]
+        return lambda *arrays: EXECUTOR.small(site, list(arrays))
+    return lambda *arrays: EXECUTOR.do(Application(prim, arrays, params, aval))[0]
 
 
 def listed(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], avals: list[ShapedArray]) -> Steps | None:
@@ -220,4 +225,4 @@ def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) ->
         dead = tuple(i for i in set(operands) if last[i] == at)
         steps.append(Step(node.prim, node.params, node.aval, site, operands, dead))
     constants = [(key[0], key[3], key[4]) for key, _ in read]
-    return Steps(constants, steps, [numbers[id(b)] for b in results], len(arguments))
+    return Steps(constants, steps, [numbers[id(b)] for b in results], [b.node.aval for b in arguments])

@@ -2,14 +2,14 @@
 
 One :class:`Account` is in force in the process: one that counts nothing and refuses nothing, the ledger, or the manager
 of a budget, who counts as well.  It is chosen when a block is entered and when one is left (:func:`count_with`,
-:func:`keep_with`), and with it the executor that does works.  No code asks which one it is.
+:func:`keep_with`).  No code asks which one it is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tapegrad.core import locks, state
+from tapegrad.core import locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -17,16 +17,13 @@ if TYPE_CHECKING:
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
-    from tapegrad.core.protocols import Executor, Recipes, Recorder, Recording, Retained
+    from tapegrad.core.protocols import Recipes, Recorder, Recording, Retained
 
 T = TypeVar("T")
 
 
 class Account:
     """Counts nothing and refuses nothing; each docstring says what a subclass is told."""
-
-    executor: ClassVar[Executor]
-    """The executor that does works while this account is in force."""
 
     # Operations ------------------------------------------------------------------------------------------------
 
@@ -105,8 +102,12 @@ class Account:
     def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
         """Kernels or a barrier have evaluated nodes of these primitives; ``moves``: what each kernel read and wrote."""
 
+    counts = False
+    """Whether the values that a gradient walk makes and drops must be buffers, whose bytes are counted."""
     follows_each = False
     """Whether it must be told of every small operation of a gradient walk when it is applied."""
+    copies_slivers = False
+    """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
 
     def ran_small(self, node: Node, arrays: Sequence[Any]) -> None:
         """A small elementwise ``node`` was evaluated from ``arrays``."""
@@ -121,8 +122,8 @@ class Account:
         """What ``f(*args)``, a gradient walk of this thread, returns."""
         return f(*args)
 
-    differentiating: Callable[[int], None] | None = None
-    """Called with the index of the node that the walk has come to; None: it is of no interest, and costs no call."""
+    def differentiating(self, index: int) -> None:
+        """The gradient walk of this thread has come to the node of this ``index``."""
 
     def rerun(self, f: Callable[..., T], *args: object, shift: int = 0) -> T:
         """What ``f(*args)``, the rerun of a checkpointed function, returns: its values existed before.
@@ -158,4 +159,3 @@ def _choose() -> None:
     global current
     with _lock:  # another thread may enter a block, or leave one, at the same time
         current = _keeping or _counting or NOBODY
-        state.install(current.executor)

@@ -189,8 +189,6 @@ class View(Primitive):
 
     impl: Function
     """``impl(xp, array, **params) -> array``."""
-    method: str = ""
-    """The method of arrays that ``impl`` is, given the values of the parameters; empty: it is none."""
     copies: bool = False
     """Whether it has to copy where the operand's memory does not allow a view."""
     view = True
@@ -288,12 +286,11 @@ class Site:
 
     ``aval``: the result's; ``ufunc``: what to call at once (None: the primitive has no ufunc of its own, or the result
     is big enough to be deferred); ``pooled``: whether it is worth a block of the device's pool;
-    ``direct``: the ufunc if what it returns is the result, and nothing more is to be done; ``plans``: by mask of
-    tracked operands (None: nothing to differentiate); ``read_bytes``: of its operands, if none is broadcast or comes
-    twice.
+    ``plans``: by mask of tracked operands (None: nothing to differentiate); ``read_bytes``: of its operands, if none is
+    broadcast or comes twice.
     """
 
-    __slots__ = ("aval", "avals", "direct", "plans", "pooled", "prim", "read_bytes", "small", "ufunc")
+    __slots__ = ("aval", "avals", "plans", "pooled", "prim", "read_bytes", "small", "ufunc")
 
     def __init__(self, prim: Elementwise, avals: tuple[ShapedArray, ...], aval: ShapedArray, small: bool) -> None:
         self.prim = prim
@@ -303,7 +300,6 @@ class Site:
         self.small = small and not prim.view
         self.pooled = aval.nbytes >= aval.device.least_pooled
         self.ufunc = getattr(aval.device.xp, prim.ufunc) if small and prim.ufunc is not None else None
-        self.direct = self.ufunc if aval.ndim and not self.pooled else None  # ufuncs turn 0-d arrays into scalars
         self.plans: list[Plan] | None = None
         if aval.smooth:  # without rules, too: then asking for the derivative is an error, not a silent None
             self.plans = [self._plan(mask) for mask in range(1 << len(avals))]
@@ -427,7 +423,6 @@ class Fields(TypedDict, total=False):
 
     view: bool
     copies: bool
-    method: str  # of arrays, that gives the view
     reduce: str  # the ufunc of a reduction, which needs no impl
     gathers: bool
     planned: bool
@@ -456,8 +451,6 @@ def _declared(fields: Fields, **common: Any) -> Primitive:
     """The primitive, of the class that its fields ask for."""
     common.update(fields)
     common["samples"] = tuple(common.get("samples", ()))
-    if method := common.get("method"):
-        common["impl"] = lambda xp, x, **params: getattr(x, method)(*params.values())
     if common["impl"] is None:
         del common["impl"]
         return _register(Reduction(ufunc=common.pop("reduce"), **common))

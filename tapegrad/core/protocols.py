@@ -112,11 +112,7 @@ class BatchRecorder(Recorder, Protocol):
 
 
 class Executor(Protocol):
-    """It does works: plainly, counted, within a budget, dry, or postponed."""
-
-    @property
-    def copies_slivers(self) -> bool:
-        """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
+    """It does works: at once, dry, or postponed."""
 
     def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of an elementwise primitive, recorded: its value, or (lazy) a pending buffer."""
@@ -129,9 +125,6 @@ class Executor(Protocol):
 
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """The value of a node of any kind, in a new buffer or in ``into``; nobody is told."""
-
-    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """The value of an elementwise node; nobody is told."""
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
@@ -149,8 +142,8 @@ class Executor(Protocol):
     def change(self, work: Any) -> None:
         """Do ``work``, which writes into arrays that there are."""
 
-    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """Cotangents of what ``node`` read, by the steps of its rules: arrays or buffers; None: they do not apply."""
+    def pull(self, steps: Steps, ct: Any, residuals: Sequence[Buffer]) -> Sequence[Any] | None:
+        """Cotangents of what a node read, by the steps of its rules: arrays or buffers; None: they do not apply."""
 
     def device(self, device: Any) -> Any:
         """What stands for ``device``: itself, or in a dry run one that lends phantoms."""
@@ -211,10 +204,10 @@ class Steps(Protocol):
     pull: Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
     """Cotangents as arrays, from an array and residuals; nobody is told."""
 
-    def run(self, ct: Buffer, residuals: Sequence[Buffer]) -> list[Buffer] | None:
+    def run(self, ct: Any, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, step by step, by the executor in force."""
 
-    def count(self, ct: Buffer, residuals: Sequence[Buffer], wrap: Callable[..., Buffer]) -> Sequence[Buffer] | None:
+    def count(self, ct: Any, residuals: Sequence[Buffer], wrap: Callable[..., Buffer]) -> Sequence[Buffer] | None:
         """Cotangents as buffers, which ``wrap`` makes; None also where the steps must be run one by one."""
 
 

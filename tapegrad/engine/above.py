@@ -9,7 +9,7 @@ from tapegrad.core import state
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Executor as Protocol
-from tapegrad.core.protocols import Retained, Steps
+from tapegrad.core.protocols import Steps
 from tapegrad.core.state import thread
 from tapegrad.device import Device
 from tapegrad.device.types import Array
@@ -41,11 +41,6 @@ class Above:
         """The executor in force without this one."""
         return self._outer or state.below()
 
-    @property
-    def copies_slivers(self) -> bool:
-        """Whether a view that is a small piece of an array is copied."""
-        return self.below.copies_slivers
-
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """The value of a node that somebody records."""
         return self.below.run(node, inputs)
@@ -61,10 +56,6 @@ class Above:
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """The value of a node; nobody is told."""
         return self.below.run(node, inputs, into)
-
-    def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """The value of an elementwise node; nobody is told."""
-        return self.below.run_elementwise(node, inputs, into)
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers in one kernel."""
@@ -91,9 +82,9 @@ class Above:
         """What stands for ``device``."""
         return self.below.device(device)
 
-    def pull(self, steps: Steps, node: Node, ct: Any, residuals: Retained) -> Sequence[Any] | None:
-        """Cotangents of what ``node`` read."""
-        return self.below.pull(steps, node, ct, residuals)
+    def pull(self, steps: Steps, ct: Any, residuals: Sequence[Buffer]) -> Sequence[Any] | None:
+        """Cotangents of what a node read."""
+        return self.below.pull(steps, ct, residuals)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` returns, or ``otherwise`` in a dry run."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
-from tapegrad.core import state
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
+from tapegrad.core.protocols import Steps
 from tapegrad.device import Device, phantom
 from tapegrad.device.dry import dry
 from tapegrad.device.types import Array
 from tapegrad.engine import make
-from tapegrad.engine.executor import CONSTANTS, COUNTED, OPERANDS, Executor
+from tapegrad.engine.executor import CONSTANTS, EXECUTOR, OPERANDS, Executor
 from tapegrad.engine.operands import DryOperands
 from tapegrad.engine.work import Work
 from tapegrad.errors import DryRunError
@@ -30,19 +30,18 @@ class Dry(Executor):
         self._constants: MutableMapping[Any, Buffer] = ChainMap({}, CONSTANTS)
         self._operands = DryOperands(OPERANDS)
 
-    @property
-    def copies_slivers(self) -> bool:
-        """As the executor in force outside of the dry run."""
-        return state.below().copies_slivers
-
     def small(self, site: Any, arrays: list[Array]) -> Array:
         if site.ufunc is None or site.pooled:
             return phantom.empty(site.aval.shape, site.aval.dtype)
         return phantom.of_ufunc(arrays, site.aval)
 
-    def viewed(self, work: make.Application) -> Array:
+    def pull(self, steps: Steps, ct: Any, residuals: Sequence[Buffer]) -> Sequence[Any] | None:
+        """Cotangents as buffers, step by step."""
+        return steps.run(ct, residuals)
+
+    def viewed(self, node: Node, array: Array) -> Array:
         """A phantom of it."""
-        return self.do(work)[0]
+        return self.do(make.Application(node.prim, [array], node.params, node.aval))[0]
 
     def _temporaries(self, work: Work) -> list[Array]:
         return [phantom.empty(*lies) for lies in work.temporaries]
@@ -51,7 +50,7 @@ class Dry(Executor):
         temporaries, results = super()._evaluated(kernel)
         for i, b in enumerate(kernel.targets):
             if b.node.index < self._since:  # it will be read afterwards
-                results[i] = COUNTED.do(make.of_region([b]).work)[0]
+                results[i] = EXECUTOR.do(make.of_region([b]).work)[0]
         return temporaries, results
 
     def device(self, device: Device) -> Device:

@@ -162,8 +162,9 @@ class Capture(Dry):
             self._in_walks.add(node.index)
         site: Any = node.site
         is_formula = site.small and site.prim.formula is not None and site.aval.size
-        if is_formula and machine.runner() is not None and not self.copies_slivers:  # in a budget its steps take bytes
-            return self._deferred_elementwise(node, inputs, into, account.current)
+        limited = account.current.copies_slivers  # then its steps take bytes
+        if is_formula and machine.runner() is not None and not limited:
+            return self.deferred(node, inputs, into)
         return super().run_elementwise(node, inputs, into)
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:

@@ -21,7 +21,6 @@ from tapegrad.core.state import thread
 from tapegrad.core.storage import METER
 from tapegrad.device import in_use, pressure
 from tapegrad.engine.evaluate import fill
-from tapegrad.engine.executor import BUDGETED
 from tapegrad.errors import BudgetError
 from tapegrad.memory.budget.companions import give, pushers, remember, wanted
 from tapegrad.memory.budget.oom import budget_error, collected, live_set
@@ -71,7 +70,7 @@ class _Budget:
 class Manager(Account):
     """The account within a budget: the ledger's, and one limit, the graph of all that is recorded, all storages."""
 
-    executor = BUDGETED
+    counts = copies_slivers = True  # an array cannot be dropped while a piece of it is held
 
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []

@@ -29,7 +29,6 @@ from tapegrad.core.state import holding, thread
 from tapegrad.core.storage import CHUNK, FREED, METER, Storage
 from tapegrad.device import phantom
 from tapegrad.device.types import Array
-from tapegrad.engine.executor import COUNTED
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, cost_of, moved_by, units
 from tapegrad.memory.ledger.figures import Measure, Replayed, Work, add_work, by
 from tapegrad.memory.ledger.frames import Place, by_line, forget_places, user_place
@@ -60,7 +59,7 @@ def _drain(queue: deque[T]) -> list[T]:
 class Ledger(Account):
     """The account that counts: it observes the meter, and adds to the open measures."""
 
-    executor = COUNTED
+    counts = True
 
     def __init__(self) -> None:
         self._open: list[Measure] = []
