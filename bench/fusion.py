@@ -141,22 +141,18 @@ def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
         model, x, ct = block.ours(tg, sizes, rate)
         block.gradients(tg, model, x, ct)  # constants and compiled kernels are there when counting begins
         with tg.measure() as measured:
-            ran, passed = LEDGER.ran, LEDGER.passed
+            ran = LEDGER.ran
 
-            def note_run(names: tuple[str, ...], moves: Any) -> None:
-                for i, arrays in enumerate(moves):
-                    detail.append((_FURTHER if i else " ".join(names), *moved_by(*arrays)))
-                ran(names, moves)
+            def note(names: tuple[str, ...], moves: Any, passes: Any = (), scratch: int = 0) -> None:
+                for i, moved in enumerate([*(moved_by(*arrays) for arrays in moves), *passes]):
+                    detail.append((_FURTHER if i else " ".join(names), *moved))
+                ran(names, moves, passes, scratch)
 
-            def note_passes(passes: Any) -> None:
-                detail.extend((_FURTHER, *moved) for moved in passes)
-                passed(passes)
-
-            LEDGER.ran, LEDGER.passed = note_run, note_passes  # type: ignore[method-assign]
+            LEDGER.ran = note  # type: ignore[method-assign]
             try:
                 block.gradients(tg, model, x, ct)
             finally:
-                del LEDGER.ran, LEDGER.passed
+                del LEDGER.ran
     return Count(measured.kernel_runs, measured.bytes_moved, detail)
 
 

@@ -85,7 +85,7 @@ class Variable(Named, Methods):
         self._name = name if name is not None else f"variable_{self._number}"
         self.category = category or "parameter"
         everyone[self._number] = self
-        account.current.labelled(content.root(), self.category, self._name)
+        account.current.labelled(content, self.category, self._name)
 
     @staticmethod
     def _content_of(x: TensorLike, dtype: DTypeLike | None, device: Device | None = None) -> Buffer:
@@ -188,7 +188,7 @@ class Variable(Named, Methods):
                 "assignment does not broadcast"
             )
         self._cell.set(content, self)
-        account.current.labelled(content.root(), self.category, self._name)
+        account.current.labelled(content, self.category, self._name)
         return self if read_value else None
 
     def assign_add(
@@ -312,7 +312,8 @@ def give(variables: Sequence[Variable], values: Sequence[Buffer]) -> None:
     So, other than an assigned tensor's, they need no node of their own.
     """
     cell.exchange(list(map(_cell_of, variables)), values, variables)
-    account.current.labelled_each([(b, v.category, v._name) for b, v in zip(values, variables, strict=True)])
+    for b, v in zip(values, variables, strict=True):
+        account.current.labelled(b, v.category, v._name)
 
 
 def _require_shape(name: str | None, got: Shape, wanted: Sequence[int] | int) -> None:

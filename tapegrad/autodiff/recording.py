@@ -116,7 +116,7 @@ class Recording:
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append(Called(call, nodes, results))
             for n in results[: getattr(call, "returned", None)]:
-                account.current.called(self, n)
+                account.current.called(n)
 
     def _refuse_dry_run(self) -> None:
         """Raise DryRunError if a dry run asks for derivatives of what was recorded before it."""

@@ -405,14 +405,13 @@ class GradientTape(Recording):
     ) -> list[Any]:
         """The gradient of each source; of one that nothing depends on None, or if ``zero`` zeros."""
         totals: list[Any] = self._sums(grads, sought)
-        labels: list[tuple[Buffer, str]] = []
         for i, (total, source) in enumerate(zip(totals, sought, strict=True)):
             if isinstance(total, Tensor | IndexedSlices):
                 t = total.values if isinstance(total, IndexedSlices) else total
-                labels.append((t._buffer, source._name if isinstance(source, Variable) else "a tensor"))
+                name = source._name if isinstance(source, Variable) else "a tensor"
+                account.current.labelled(t._buffer, "gradient", f"gradient of {name}")
             elif total is None and zero:
                 totals[i] = zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
-        account.current.labelled_each([(b, "gradient", f"gradient of {name}") for b, name in labels])
         return totals
 
     def _node(self, x: Any) -> Node:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tapegrad.core import locks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
@@ -39,8 +39,8 @@ class Account:
     def named(self, buffer: Buffer, name: str) -> None:
         """The user calls the value of ``buffer`` ``name``."""
 
-    def called(self, recording: Recording, node: Node) -> None:
-        """``node`` is a result of a call, which has a derivative of its own and which ``recording`` has recorded."""
+    def called(self, node: Node) -> None:
+        """``node`` is a result of a call, which has a derivative of its own and which a tape has recorded."""
 
     # Bytes -----------------------------------------------------------------------------------------------------
 
@@ -65,16 +65,10 @@ class Account:
         """``buffer`` has got a companion (see ``autodiff/companions.py``), which must be recomputed with its value."""
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
-        """``buffer``'s bytes serve as ``category`` from now on; ``name``: what the user calls what holds them."""
-
-    def labelled_each(self, labels: Iterable[tuple[Buffer, str, str]]) -> None:
-        """The same of the owners of the bytes of many buffers, each with its category and name."""
+        """The bytes that ``buffer`` shows serve as ``category`` from now on; ``name``: of what holds them."""
 
     def wanted(self, buffer: Buffer, by: str) -> None:
         """A call of the name ``by`` keeps ``buffer``."""
-
-    def scratch(self, nbytes: int) -> None:
-        """A kernel took so many bytes of workspace, the CPU's stand-in for registers, and gave them back."""
 
     # Recordings ------------------------------------------------------------------------------------------------
 
@@ -99,8 +93,18 @@ class Account:
     def read(self, buffers: Sequence[Buffer]) -> None:
         """A kernel reads ``buffers``; the nodes it computes may have been applied long before."""
 
-    def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> None:
-        """Kernels or a barrier have evaluated nodes of these primitives; ``moves``: what each kernel read and wrote."""
+    def ran(
+        self,
+        names: tuple[str, ...],
+        moves: Sequence[tuple[Sequence[Any], Sequence[Any]]],
+        passes: Sequence[tuple[int, int]] = (),
+        scratch: int = 0,
+    ) -> None:
+        """Kernels or a barrier have evaluated nodes of these primitives; ``moves``: what each kernel read and wrote.
+
+        ``passes``: further passes over memory, each with the bytes read and written; ``scratch``: bytes of workspace,
+        the CPU's stand-in for registers, which were taken and given back.
+        """
 
     counts = False
     """Whether the values that a gradient walk makes and drops must be buffers, whose bytes are counted."""
@@ -114,9 +118,6 @@ class Account:
 
     def replayed(self, report: Any) -> None:
         """A captured program was replayed; ``report``: what that is counted as (``memory/ledger/figures.py``)."""
-
-    def passed(self, passes: Sequence[tuple[int, int]]) -> None:
-        """So many more passes over memory, each with the bytes read and written."""
 
     def walk(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)``, a gradient walk of this thread, returns."""

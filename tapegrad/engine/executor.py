@@ -229,9 +229,8 @@ class Executor:
         if work.category is not None:
             avals = [shaped(shape, dtype, work.device) for shape, dtype in work.temporaries]
             return account.current.in_room(avals, work.names, self._do_counted, work, avals)
-        who, scratch = account.current, shaped((work.scratch_bytes,), dtypes.uint8, work.device)
-        who.scratch(work.scratch_bytes)
-        return who.in_room((scratch,), ("scratch",), self.do, work)
+        scratch = shaped((work.scratch_bytes,), dtypes.uint8, work.device)
+        return account.current.in_room((scratch,), ("scratch",), self.do, work)
 
     def _do_counted(self, work: make.Application, avals: list[ShapedArray]) -> list[Array]:
         """The arrays that ``work`` writes; its temporaries, like ``avals``, are counted until the result is, too."""
@@ -244,12 +243,11 @@ class Executor:
 
     def _told(self, work: Work, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
         """A buffer for the first of the ``outputs`` of ``work``, of which the account is told."""
-        who = account.current
         passes = tally.taken()
         out = _filled(outputs[0], node, into)
         told = work.temporaries or getattr(node.prim, "gathers", False)
-        who.ran(work.names, work.moves(outputs, []) if told else [(work.reads, outputs)])
-        who.passed(passes)
+        moves = work.moves(outputs, []) if told else [(work.reads, outputs)]
+        account.current.ran(work.names, moves, passes, 0 if work.category else work.scratch_bytes)
         return out
 
     def values(self, work: make.Function) -> list[Buffer]:
@@ -266,15 +264,13 @@ class Executor:
     def change(self, work: make.Change) -> None:
         """Do ``work``, which writes into arrays that there are."""
         self.do(work)
-        account.current.ran(work.names, work.moves([], []))
-        account.current.passed(tally.taken())
+        account.current.ran(work.names, work.moves([], []), tally.taken())
 
     def _values(self, work: make.Function) -> list[Buffer]:
         arrays, passes = self.do(work), tally.taken()
         results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, work.avals, strict=True)]
         if work.is_kernel:
-            account.current.ran(work.names, [(work.reads, arrays)])
-            account.current.passed(passes)
+            account.current.ran(work.names, [(work.reads, arrays)], passes)
         return results
 
     # Works -----------------------------------------------------------------------------------------------------
@@ -295,9 +291,7 @@ class Executor:
             inputs = b.inputs
             b.fill(out.reshape(b.node.aval.shape))
             who.filled(b, inputs)
-        who.ran(work.names, work.moves(outputs, temporaries))
-        if work.scratch_bytes:
-            who.scratch(work.scratch_bytes)
+        who.ran(work.names, work.moves(outputs, temporaries), scratch=work.scratch_bytes)
 
     def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
         """The temporaries that were lent, and the arrays written."""

@@ -349,7 +349,7 @@ class _Writes(dict[Cell, Any]):
         self.clear()
         for v in list(everyone.values()):
             if v._cell in self._aside:
-                LEDGER.labelled(v._cell._content.root(), v.category)
+                LEDGER.labelled(v._cell._content, v.category)
 
 
 def _uncounted(buffer: Buffer) -> Buffer:

@@ -86,10 +86,8 @@ class Manager(Account):
         self._watch: Callable[[Node, tuple[Buffer, ...]], None] | None = None
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
-    called, deferred, labelled_each = LEDGER.called, LEDGER.deferred, LEDGER.labelled_each
-    labelled, wanted, scratch = LEDGER.labelled, LEDGER.wanted, LEDGER.scratch
-    read, ran, passed, replayed = LEDGER.read, LEDGER.ran, LEDGER.passed, LEDGER.replayed
-    ran_small = LEDGER.ran_small
+    called, deferred, labelled, wanted = LEDGER.called, LEDGER.deferred, LEDGER.labelled, LEDGER.wanted
+    read, ran, ran_small, replayed = LEDGER.read, LEDGER.ran, LEDGER.ran_small, LEDGER.replayed
     walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
 
     @property
@@ -433,7 +431,7 @@ class Manager(Account):
         graph = self._present()
         for kept in graph.kept() if graph is not None else ():
             if kept.buffer is not None and kept.buffer.array is not None:
-                LEDGER.labelled(kept.buffer.root(), "activation", "a tape")
+                LEDGER.labelled(kept.buffer, "activation", "a tape")
         return budget_error(nbytes, names, taken, int(self.limit))
 
     # Making values again ---------------------------------------------------------------------------------------

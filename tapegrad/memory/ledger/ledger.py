@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -215,7 +215,7 @@ class Ledger(Account):
 
     def _label_variables(self) -> None:
         for variable in list(everyone.values()):
-            self.labelled(variable._cell._content.root(), variable.category, variable.name)
+            self.labelled(variable._cell._content, variable.category, variable.name)
         METER.fold()
 
     @property
@@ -395,12 +395,13 @@ class Ledger(Account):
         while pending:
             b = pending.pop()
             if b.array is not None:
-                self.labelled(b.root(), "activation", f"vjp of {by}")
+                self.labelled(b, "activation", f"vjp of {by}")
             elif self._wanted.add(b):
                 pending += b.inputs  # what a pending buffer is to be made from is kept for the rule's sake, too
 
     def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
+        buffer = buffer.root()
         storage = getattr(buffer, "storage", None)
         if storage is not None and METER.counts(storage):
             METER.log(storage, (category, name))
@@ -408,17 +409,12 @@ class Ledger(Account):
             if self.journal.gradients:
                 METER.locked(self.journal.gradient, name, digest_of(buffer))
 
-    def labelled_each(self, labels: Iterable[tuple[Buffer, str, str]]) -> None:
-        """The bytes of many buffers serve as categories."""
-        for buffer, category, name in labels:
-            self.labelled(buffer.root(), category, name)
-
     def read(self, buffers: Sequence[Buffer]) -> None:
         """A kernel reads buffers."""
         if self.journal is not None:
             METER.locked(self.journal.read, buffers)
 
-    def called(self, recording: Recording, node: Node) -> None:
+    def called(self, node: Node) -> None:
         """A call with a derivative of its own was made."""
         if self.detailed:
             node.place = user_place()
@@ -427,12 +423,23 @@ class Ledger(Account):
 
     # Work, and what threads do ----------------------------------------------------------------------------------
 
-    def ran(self, names: tuple[str, ...], moves: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> None:
+    def ran(
+        self,
+        names: tuple[str, ...],
+        moves: Sequence[tuple[Sequence[Array], Sequence[Array]]],
+        passes: Sequence[tuple[int, int]] = (),
+        scratch: int = 0,
+    ) -> None:
         """Kernels ran."""
-        if self.detailed:
-            for read, written in moves:
-                self._did((1, names, sum(moved_by(read, written)), 0, False))
-                names = ()
+        if not self.detailed:
+            return
+        for nbytes in (*[sum(moved_by(*move)) for move in moves], *map(sum, passes)):
+            self._did((1, names, nbytes, 0, False))
+            names = ()
+        if scratch:
+            with METER.lock:
+                for m in self._open:
+                    m.scratch_bytes = max(m.scratch_bytes, scratch)
 
     def ran_small(self, node: Node, arrays: Sequence[Array]) -> None:
         """A small elementwise node was evaluated."""
@@ -443,12 +450,6 @@ class Ledger(Account):
             self._small.append((site, site.read_bytes if whole else moved_by(arrays, ())[0], HERE.restoring))
             if len(self._small) >= CHUNK:
                 METER.locked(self._add_work)
-
-    def passed(self, passes: Sequence[tuple[int, int]]) -> None:
-        """A kernel passed over memory."""
-        if self.detailed:
-            for read, written in passes:
-                self._did((1, (), read + written, 0, False))
 
     def replayed(self, report: Replayed) -> None:
         """A captured program was replayed."""
@@ -485,13 +486,6 @@ class Ledger(Account):
         """A checkpointed function, ``f(*args)``, runs again in this thread."""
         self._count("reruns")
         return during(f, *args, reruns=True, shift=shift, location=None)
-
-    def scratch(self, nbytes: int) -> None:
-        """A kernel took workspace."""
-        if self.detailed:
-            with METER.lock:
-                for m in self._open:
-                    m.scratch_bytes = max(m.scratch_bytes, nbytes)
 
     def walk(self, f: Callable[..., T], *args: Any) -> T:
         """A gradient walk, ``f(*args)``."""
