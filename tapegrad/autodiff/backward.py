@@ -42,7 +42,6 @@ Cotangents = dict[int, Any]
 """Cotangents by node index: tensors, or where rules return some rows of them alone IndexedSlices, and of sliced values
 Windows; of small values buffers, arrays that may become buffers, or plain arrays."""
 _MOST_SUMS = 1024
-_new = object.__new__
 
 
 def backward(
@@ -205,11 +204,7 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     """Add the cotangents of one node's inputs to those in the walk."""
     node, inputs, plan, kept = record.node, record.inputs, record.plan, record.residuals
     residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be recomputed
-    values: dict[int, Tensor] = {}
-    for slot, residual in zip(plan.slots, residuals, strict=True):
-        values[slot] = _new(Tensor)
-        values[slot]._buffer = residual
-        del residual
+    values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
     del residuals
     for i in plan.lacking:
         if path is None or inputs[i].index in path:
@@ -221,7 +216,6 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     if plan.pulls and plan.pulls[0][1].joint:
         _pull_jointly(record, ct, values, plain, cts, path, lead)
         return
-    direct = node.site is None and node.aval.dtype.kind != "c"  # most often; as `apply_rule` does it
     avals: list[ShapedArray] = []
     params: Params = {}
     for i, rule in plan.pulls:
@@ -229,20 +223,8 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
         if path is not None and target.index not in path:
             continue
         if lead is None:
-            if rule.constant == 1:
-                g: Any = ct
-            elif direct and rule.constant is None:
-                g = rule(ct, values, plain, node.params, i)
-            else:
-                g = apply_rule(node, rule, i, ct, values, plain, node.params)
-            if type(g) is Sliced:
-                accumulate(cts, target.index, from_rule(g))
-                continue
-            if g._buffer.node.aval is not target.aval:
-                g = fit(g, target.aval)
-            if target.index not in cts:  # most often: the first cotangent of a value
-                cts[target.index] = g
-                continue
+            g: Any = apply_rule(node, rule, i, ct, values, plain, node.params)
+            g = from_rule(g) if type(g) is Sliced else fit(g, target.aval)
         elif node.prim.lift is not None or isinstance(node.prim, Elementwise):
             if not avals:  # once for all operands
                 avals = [lifted(n.aval, lead) for n in (*inputs, node)]
@@ -300,12 +282,7 @@ def _pull_jointly(
         gs = [mapped("jacobian", partial(one, i), ct) for i in wanted]
     for i, g in zip(wanted, gs, strict=True):
         if g is not None:
-            if lead is None and g._buffer.node.aval is not avals[i]:
-                g = fit(g, avals[i])
-            if inputs[i].index in cts:
-                accumulate(cts, inputs[i].index, g)
-            else:
-                cts[inputs[i].index] = g
+            accumulate(cts, inputs[i].index, fit(g, avals[i]) if lead is None else g)
 
 
 def apply_rule(
