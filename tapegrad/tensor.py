@@ -549,7 +549,7 @@ def identity_of(x: Tensor) -> Tensor:
     site = identity_p.memo.get(aval)
     if site is None:
         site = identity_p.memo[aval] = Site(identity_p, (aval,), aval, False)
-    return Tensor(thread.executor.elementwise(Node(identity_p, NO_PARAMS, aval, site), (buffer,)))
+    return Tensor(thread.executor.apply(Node(identity_p, NO_PARAMS, aval, site), (buffer,)))
 
 
 def alias(buffer: Buffer) -> Buffer:

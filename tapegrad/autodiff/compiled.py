@@ -57,13 +57,11 @@ class _Listing(Executor):
         """Stand-ins."""
         return self._constants
 
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """List it."""
         out = Buffer(None, node)
         self.nodes.append((node, inputs, out))
         return out
-
-    apply = elementwise
 
     def kernel(self, targets: list[Buffer]) -> None:
         """A rule asks for a value, so it cannot be listed."""

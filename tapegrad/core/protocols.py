@@ -114,13 +114,10 @@ class BatchRecorder(Recorder, Protocol):
 class Executor(Protocol):
     """It does works: at once, dry, or postponed."""
 
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of an elementwise primitive, recorded: its value, or (lazy) a pending buffer."""
-
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of a barrier or view primitive, recorded; its value exists on return.
+        """One application of a primitive, recorded: its value, or (lazy) a pending buffer.
 
-        But see ``deferring`` in ``state``.
+        Other values than elementwise ones exist on return, but see ``deferring`` in ``state``.
         """
 
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:

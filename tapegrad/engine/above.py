@@ -45,13 +45,11 @@ class Above:
         """The value of a node that somebody records."""
         return self.below.run(node, inputs)
 
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+    def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application, recorded."""
         out = self.value(node, inputs) if thread.recorders else self.below.run(node, inputs)
         announce(node, inputs, out)
         return out
-
-    apply = elementwise
 
     def named(self, buffer: Buffer, name: str) -> None:
         """The user calls a value ``name``."""

@@ -38,15 +38,9 @@ class Executor:
 
     # Applications, recorded ------------------------------------------------------------------------------------
 
-    def elementwise(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of an elementwise primitive, recorded: run at once if small, else deferred."""
-        out = self.run_elementwise(node, inputs)
-        announce(node, inputs, out)
-        return out
-
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of a barrier or view primitive, recorded."""
-        out = self.run_barrier(node, inputs)
+        """One application of a primitive, recorded."""
+        out = self.run_barrier(node, inputs) if node.site is None else self.run_elementwise(node, inputs)
         announce(node, inputs, out)
         return out
 

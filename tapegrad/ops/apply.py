@@ -88,7 +88,7 @@ def resolve(prim: Elementwise, avals: ShapedArray | tuple[ShapedArray, ...]) -> 
 
 def elementwise_on(prim: Elementwise, inputs: tuple[Buffer, ...], site: Site) -> Buffer:
     """Apply an elementwise primitive to operands of the avals of ``site``."""
-    return thread.executor.elementwise(Node(prim, NO_PARAMS, site.aval, site), inputs)
+    return thread.executor.apply(Node(prim, NO_PARAMS, site.aval, site), inputs)
 
 
 _buffer_of: Callable[[Tensor], Buffer] = attrgetter("_buffer")

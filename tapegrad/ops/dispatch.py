@@ -299,7 +299,7 @@ def unary(
                 node, out = _new(Node), _new(Tensor)  # as in `barrier`
                 node.prim, node.params, node.aval, node.site = prim, NO_PARAMS, site.aval, site
                 node.index = next_index()
-                out._buffer = thread.executor.elementwise(node, (buffer,))
+                out._buffer = thread.executor.apply(node, (buffer,))
                 return out
         (t,) = promote(name, (x,), to)
         aval = t._buffer.node.aval
@@ -365,7 +365,7 @@ def _binary(prim: Elementwise, to: ToDType | None, polite: bool) -> Callable[[An
         if site is not None:
             node, out = _new(Node), _new(Tensor)  # as in `barrier`
             node.prim, node.params, node.aval, node.site, node.index = prim, NO_PARAMS, site.aval, site, next_index()
-            out._buffer = thread.executor.elementwise(node, (bx, by))
+            out._buffer = thread.executor.apply(node, (bx, by))
             return out
         try:
             tx, ty = promote(name, (x, y), to)
