@@ -18,7 +18,7 @@ from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, leaf
 from tapegrad.core.primitive import Elementwise, Primitive, Site
-from tapegrad.core.state import during, executed, thread
+from tapegrad.core.state import during, thread
 from tapegrad.device.types import Params
 from tapegrad.engine.executor import EXECUTOR, Executor
 from tapegrad.engine.make import Application
@@ -189,16 +189,12 @@ def _on_arrays(prim: Primitive, params: Params, aval: ShapedArray, site: Site | 
 def listed(rules: Rules, ct: ShapedArray, slots: tuple[int, ...], avals: list[ShapedArray]) -> Steps | None:
     """The steps of ``rules`` for a cotangent of ``ct`` and residuals of ``avals`` in ``slots``; None: it has none."""
     arguments = [Tensor(Buffer(None, leaf(a))) for a in (ct, *avals)]
-    listing = _Listing()
+    values, listing = dict(zip(slots, arguments[1:], strict=True)), _Listing()
     try:
-        results = during(_followed, listing, rules, arguments, slots, recorders=(), batches=(), deferring=None)
+        results = during(rules, arguments[0], values, executor=listing, recorders=(), batches=(), deferring=None)
     except _ValueNeeded:
         return None
     return _steps(listing, [t._buffer for t in arguments], [t._buffer for t in results])
-
-
-def _followed(listing: _Listing, rules: Rules, arguments: list[Tensor], slots: tuple[int, ...]) -> list[Tensor]:
-    return executed(rules, arguments[0], dict(zip(slots, arguments[1:], strict=True)), by=listing)
 
 
 def _steps(listing: _Listing, arguments: list[Buffer], results: list[Buffer]) -> Steps:

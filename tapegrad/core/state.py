@@ -49,7 +49,7 @@ class _Thread(Local):
     refused: tuple[tuple[str, int] | None, type[Exception], str] | None = None
     """The user's line where the conversion of a value was last refused, and the error."""
     executor: Executor
-    """What does works: the executor of the process (see :func:`install`), or this thread's own."""
+    """What does works (see :func:`install`)."""
 
 
 thread = _Thread()
@@ -65,6 +65,7 @@ class Changes(TypedDict, total=False):
     batches: tuple[BatchRecorder, ...]
     autocasts: tuple[Any, ...]
     precision: str | None
+    executor: Executor
 
 
 def during(f: Callable[..., T], *args: object, **changes: Unpack[Changes]) -> T:
@@ -80,18 +81,6 @@ def holding(local: threading.local, f: Callable[..., T], *args: object, **change
         return f(*args)
     finally:
         local.__dict__.update(before)
-
-
-def executed(f: Callable[..., T], *args: object, by: Executor) -> T:
-    """What ``f(*args)`` returns, whose works ``by`` does in this thread, whatever executor the process has."""
-    before = own_executor()
-    if before is not None:
-        return holding(thread, f, *args, executor=by)
-    try:
-        thread.__dict__["executor"] = by
-        return f(*args)
-    finally:
-        thread.__dict__.pop("executor", None)
 
 
 _MOST_FRAMES = 20_000
@@ -120,19 +109,9 @@ def _deepen(frames: int) -> None:
         sys.setrecursionlimit(sys.getrecursionlimit() + min(_frames, _MOST_FRAMES) - min(before, _MOST_FRAMES))
 
 
-def own_executor() -> Executor | None:
-    """The executor of this thread alone, if it has one."""
-    return thread.__dict__.get("executor")
-
-
 def install(executor: Executor) -> None:
-    """Let ``executor`` do the works of all threads that have none of their own."""
+    """Let ``executor`` do the works of every thread, but where :func:`during` says otherwise."""
     _Thread.executor = executor
-
-
-def below() -> Executor:
-    """The executor of all threads that have none of their own."""
-    return _Thread.executor
 
 
 def unrecorded(f: Callable[..., T], *args: object) -> T:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from tapegrad.core import state
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Executor
-from tapegrad.core.state import thread
+from tapegrad.core.state import during, thread
 from tapegrad.engine.evaluate import announce
 
 T = TypeVar("T")
@@ -17,7 +16,7 @@ T = TypeVar("T")
 
 def lowest() -> Executor:
     """The lowest executor of this thread: the one in force without those over it."""
-    executor = state.thread.executor
+    executor = thread.executor
     while isinstance(executor, Above):
         executor = executor.below
     return executor
@@ -26,20 +25,16 @@ def lowest() -> Executor:
 class Above:
     """An executor over the one in force: what it does not do itself, that one does."""
 
-    _outer: Executor | None = None
+    below: Executor
+    """The executor in force without this one; set by :meth:`during`."""
 
     def during(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns, whose nodes this executor applies."""
-        self._outer = state.own_executor()
-        return state.executed(f, *args, by=cast(Executor, self))
-
-    @property
-    def below(self) -> Executor:
-        """The executor in force without this one."""
-        return self._outer or state.below()
+        self.below = thread.executor
+        return during(f, *args, executor=cast(Executor, self))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.below, name)
+        return getattr(vars(self)["below"], name)
 
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """The value of a node that somebody records."""

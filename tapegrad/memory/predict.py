@@ -19,7 +19,7 @@ from tapegrad.core.aval import GRAIN, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, shadowed
 from tapegrad.core.node import next_index
-from tapegrad.core.state import during, executed, holding
+from tapegrad.core.state import during, holding
 from tapegrad.device import asdevice, current_device, dtypes, is_array, phantom
 from tapegrad.device.numerics import bits
 from tapegrad.engine.dry_run import Dry
@@ -309,14 +309,11 @@ def _dry(f: Callable[[int], T]) -> T:
     since, state, writes = next_index(), bits.host_state(), _Writes()
     try:
         with shadowed(writes):
-            return holding(phantom.here, partial(executed, _alone, f, since, by=Dry(since)), counted=True)
+            run = partial(during, f, since, executor=Dry(since), recorders=(), deferring=None)
+            return holding(phantom.here, run, counted=True)
     finally:
         bits.set_host_state(state)
         writes.undo()
-
-
-def _alone(f: Callable[[int], T], since: int) -> T:
-    return during(f, since, recorders=(), deferring=None)
 
 
 class _Writes(dict[Cell, Any]):

@@ -21,7 +21,7 @@ from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.live import LiveInt, LiveNumber, live_int
 from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.primitive import Opaque
-from tapegrad.core.state import during, executed, thread
+from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, Device, dtypes, phantom, tally
 from tapegrad.device.dry import DryDevice
 from tapegrad.device.float_errors import errors_now
@@ -401,11 +401,8 @@ def _written_down(f: Callable[[Call], T], layouts: Layouts | None) -> T:
     recorder = Capture(next_index(), layouts or {})
     with shadowed(recorder.cells), lookout() as seen:
         recorder.cells.made = seen.made
-        return executed(_alone, f, Call(recorder, seen), by=recorder)
-
-
-def _alone(f: Callable[[Call], T], call: Call) -> T:
-    return during(f, call, recorders=(), deferring=None, batches=())
+        call = Call(recorder, seen)
+        return during(f, call, executor=recorder, recorders=(), deferring=None, batches=())
 
 
 class Call:
