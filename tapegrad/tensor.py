@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tapegrad import nest
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
@@ -555,7 +555,7 @@ def identity_of(x: Tensor) -> Tensor:
 def alias(buffer: Buffer) -> Buffer:
     """A view of all of ``buffer`` (evaluated if need be), with a node of its own."""
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), base=buffer.root())
-    account.current.renamed(out, buffer)
+    tracking.current.renamed(out, buffer)
     for batch in thread.batches:
         batch.aliased(buffer, out)
     return out

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tapegrad import nest
-from tapegrad.core import account, cell
+from tapegrad.core import cell, tracking
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
@@ -85,7 +85,7 @@ class Variable(Named, Methods):
         self._name = name if name is not None else f"variable_{self._number}"
         self.category = category or "parameter"
         everyone[self._number] = self
-        account.current.labelled(content, self.category, self._name)
+        tracking.current.label(content, self.category, self._name)
 
     @staticmethod
     def _content_of(x: TensorLike, dtype: DTypeLike | None, device: Device | None = None) -> Buffer:
@@ -188,7 +188,7 @@ class Variable(Named, Methods):
                 "assignment does not broadcast"
             )
         self._cell.set(content, self)
-        account.current.labelled(content, self.category, self._name)
+        tracking.current.label(content, self.category, self._name)
         return self if read_value else None
 
     def assign_add(
@@ -313,7 +313,7 @@ def give(variables: Sequence[Variable], values: Sequence[Buffer]) -> None:
     """
     cell.exchange(list(map(_cell_of, variables)), values, variables)
     for b, v in zip(values, variables, strict=True):
-        account.current.labelled(b, v.category, v._name)
+        tracking.current.label(b, v.category, v._name)
 
 
 def _require_shape(name: str | None, got: Shape, wanted: Sequence[int] | int) -> None:

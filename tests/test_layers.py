@@ -220,9 +220,9 @@ def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, n
     assert loaded_by("import tapegrad\ntapegrad.sin", fake_libraries, copy) == {name}
 
 
-POLLS = re.compile(r"account\.current is|account\.NOBODY|is_dry|\.detailed\b")
-MAY_ASK = {"core/account.py", "memory/budget/manager.py", "memory/ledger/ledger.py", "memory/ledger/figures.py"}
-"""The blocks that choose the account, and the account itself."""
+POLLS = re.compile(r"tracking\.current is|tracking\.NO_TRACKER|is_dry|\.detailed\b")
+MAY_ASK = {"core/tracking.py", "memory/budget/manager.py", "memory/ledger/ledger.py", "memory/ledger/figures.py"}
+"""The blocks that choose the tracker, and the tracker itself."""
 
 
 def lines_with(package: Path, pattern: re.Pattern[str], allowed: set[str]) -> list[str]:
@@ -237,7 +237,7 @@ def lines_with(package: Path, pattern: re.Pattern[str], allowed: set[str]) -> li
 
 
 def polls(package: Path) -> list[str]:
-    """Lines that ask who counts, or whether a budget or a dry run is there: an executor or an account knows."""
+    """Lines that ask who counts, or whether a budget or a dry run is there: an executor or a tracker knows."""
     return lines_with(package, POLLS, MAY_ASK)
 
 
@@ -251,7 +251,7 @@ def test_nobody_asks_who_looks_on() -> None:
 
 
 def test_a_question_is_found(copy: Path) -> None:
-    (copy / "tapegrad" / "more.py").write_text("who = account.current\nif who is not account.NOBODY:\n    pass\n")
+    (copy / "tapegrad" / "more.py").write_text("who = tracking.current\nif who is not tracking.NO_TRACKER:\n    pass\n")
     assert polls(copy / "tapegrad") == ["more.py:2"]
 
 

@@ -18,7 +18,7 @@ from tapegrad.autodiff.compiled import listed
 from tapegrad.autodiff.records import Applied, Called, Record
 from tapegrad.autodiff.windows import Windows
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
@@ -64,7 +64,7 @@ def backward(
     ``slices``: a cotangent of which some rows are known, the others being zeros, may come as IndexedSlices.
     Rules have the dtypes of what was recorded: no autocast is in force.
     """
-    walk = account.current.walk
+    walk = tracking.current.walk
     return during(
         walk, _walk, records, cts, keep, consume, path, lead, also, forced, slices, deferring=[],
         walks=thread.walks + 1, autocasts=(),
@@ -82,7 +82,7 @@ def _walk(
     forced: AbstractSet[int],
     slices: bool,
 ) -> dict[int, Any]:
-    told = account.current.differentiating
+    told = tracking.current.differentiating
     unseen = lead is None and not thread.recorders
     pull = thread.executor.pull
     for position in range(len(records) - 1, -1, -1):

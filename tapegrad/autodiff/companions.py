@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Recorder
@@ -69,7 +69,7 @@ class Pusher:
         return during(f, *args, recorders=self._told_outside())
 
     def _told_outside(self) -> tuple[Recorder, ...]:
-        return account.current.told(self.outer(), LISTENER)
+        return tracking.current.told(self.outer(), LISTENER)
 
     def seed(self, x: Tensor, companion: Tensor) -> None:
         """Let ``x`` have ``companion``."""
@@ -77,10 +77,10 @@ class Pusher:
 
     def _give(self, buffer: Buffer, companion: Tensor) -> None:
         self.accompany(buffer, companion)
-        account.current.accompanied(buffer)
+        tracking.current.accompanied(buffer)
 
     def accompany(self, buffer: Buffer, companion: Tensor) -> None:
-        """Let ``buffer`` have ``companion``; the account, which may recompute values, is told."""
+        """Let ``buffer`` have ``companion``; the tracker, which may recompute values, is notified."""
         self._pushed[buffer] = companion
 
     def pushed(self, x: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from tapegrad.autodiff.backward import backward
 from tapegrad.autodiff.effects import agreed, effects_of
 from tapegrad.autodiff.records import Applied, Called, Record, reachable
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import NOTHING, Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.protocols import Call, Effect, Recipes, Recorder
@@ -49,8 +49,8 @@ class Recording:
         )
 
     def _begin(self) -> None:
-        """Recording begins; from now on the account has to know how values are made, to recompute them."""
-        self.graph = account.current.graph()
+        """Recording begins; from now on the tracker has to know how values are made, to recompute them."""
+        self.graph = tracking.current.graph()
 
     def follows(self, buffer: Buffer) -> bool:
         """Whether the value depends on something watched."""
@@ -98,7 +98,7 @@ class Recording:
             residuals = tuple(map(there.__getitem__, plan.slots))
         record = Applied()
         record.node, record.inputs, record.plan = node, nodes, plan
-        record.residuals = account.current.recorded(self, node, residuals) if residuals else NOTHING
+        record.residuals = tracking.current.recorded(self, node, residuals) if residuals else NOTHING
         self._records.append(record)
 
     def read(self, variable: Variable, value: Buffer) -> None:
@@ -116,7 +116,7 @@ class Recording:
             self._tracked.update(n.index for n in results if is_inexact(n.aval.dtype))
             self._records.append(Called(call, nodes, results))
             for n in results[: getattr(call, "returned", None)]:
-                account.current.called(n)
+                tracking.current.called(n)
 
     def _refuse_dry_run(self) -> None:
         """Raise DryRunError if a dry run asks for derivatives of what was recorded before it."""

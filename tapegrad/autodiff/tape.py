@@ -22,7 +22,7 @@ from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Called, Record, reachable
 from tapegrad.autodiff.seeds import apart, handles, wants_zeros, weights_of
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF, Node, next_index
 from tapegrad.core.state import tell, tell_no_more, thread
@@ -409,7 +409,7 @@ class GradientTape(Recording):
             if isinstance(total, Tensor | IndexedSlices):
                 t = total.values if isinstance(total, IndexedSlices) else total
                 name = source._name if isinstance(source, Variable) else "a tensor"
-                account.current.labelled(t._buffer, "gradient", f"gradient of {name}")
+                tracking.current.label(t._buffer, "gradient", f"gradient of {name}")
             elif total is None and zero:
                 totals[i] = zeros((*lead, *source.shape), dtype=source.dtype, device=source.device)
         return totals

@@ -1,6 +1,6 @@
 """Protocols of what the engine calls in higher layers: tapes, transformations, checkpoints and executors.
 
-The engine imports no class that implements them, and works without any.  What it asks of memory: see ``account``.
+The engine imports no class that implements them, and works without any.  What it asks of memory: see ``tracking``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapegrad.autodiff.records import Record
 from tapegrad.autodiff.tape import GradientTape as Tape
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.state import thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
@@ -110,7 +110,7 @@ class GradientTape(Tape):
         if self._group.size > 1 and not self._average:
             names = {i: v.name for v, indices in zip(variables, self._indices(variables)) for i in indices}
             warn_of_repeated_terms(records, cts, names, self._group.size)
-        return account.current.walk(self._pulled_in_buckets, walk, records, cts, keep, variables, consume)
+        return tracking.current.walk(self._pulled_in_buckets, walk, records, cts, keep, variables, consume)
 
     def _pulled_in_buckets(
         self, walk: Callable[..., dict[int, Tensor]], records: list[Record], cts: dict[int, Tensor], keep: set[int],

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from tapegrad import ops
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import Shape
 from tapegrad.device.types import Array
 from tapegrad.distributed.collectives.blocks import gather_pieces_p
@@ -118,5 +118,5 @@ class Gathered(Variable):
     def _content(self) -> Tensor:
         mine, piece = super()._content(), _known[self.construction_number]
         whole = barrier(gather_pieces_p, mine, group=piece.group, axis=0, sizes=piece.sizes)
-        account.current.labelled(whole._buffer, PEERS.category, "gathered variables")
+        tracking.current.label(whole._buffer, PEERS.category, "gathered variables")
         return reshaped(whole, piece.shape)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.distributed.collectives.blocks import all_gather, gather_pieces_p, reduce_scatter_p
 from tapegrad.distributed.collectives.reductions import all_reduce
 from tapegrad.distributed.group import Group, of
@@ -125,7 +125,7 @@ class Pieces:
         sizes = [sum(row) for row in by_rank]
         mine = joined([x for _, _, x in waiting])
         flat = barrier(gather_pieces_p, mine, group=self._group, axis=0, sizes=tuple(sizes))
-        account.current.labelled(flat._buffer, PEERS.category, "gathered variables")
+        tracking.current.label(flat._buffer, PEERS.category, "gathered variables")
         at = [sum(sizes[:r]) for r in range(len(sizes))]
         for i, (v, _, _) in enumerate(waiting):
             parts = []
@@ -143,7 +143,7 @@ def _held(variable: Variable) -> tuple[int, ...]:
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Tensors of one dimension, one after the other: a bucket."""
     whole = concat(parts)
-    account.current.labelled(whole._buffer, PEERS.category, "a bucket")
+    tracking.current.label(whole._buffer, PEERS.category, "a bucket")
     return whole
 
 

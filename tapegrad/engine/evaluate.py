@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tapegrad.core import account, locks
 from tapegrad.core import buffer as buffers
+from tapegrad.core import locks, tracking
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import NOTHING, Buffer, Postponed
 from tapegrad.core.node import Node
@@ -25,10 +25,10 @@ _lock = locks.lock()
 
 
 def announce(node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-    """Tell of a node: first the account, which may have to recompute its value, then the recorders of this thread."""
+    """Report a node: first to the tracker, which may have to recompute its value, then the recorders of this thread."""
     recorders = thread.recorders
     if recorders:
-        account.current.made(node, inputs, out)
+        tracking.current.made(node, inputs, out)
         for recorder in recorders:
             recorder.record(node, inputs, out)
 
@@ -48,7 +48,7 @@ def same(out: Buffer, source: Buffer) -> Buffer:
 def postponed(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     """A buffer for a node of any kind that is applied when somebody asks for bytes that need it, or never."""
     out = Postponed(node, inputs, errors_now())
-    account.current.deferred(out)
+    tracking.current.deferred(out)
     return out
 
 
@@ -59,7 +59,7 @@ def by_product(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     """
     out = postponed(node, inputs)
     if thread.recorders:
-        account.current.made(node, inputs, out)
+        tracking.current.made(node, inputs, out)
         for recorder in thread.recorders:
             if recorder in thread.batches:
                 recorder.record(node, inputs, out)

@@ -1,7 +1,7 @@
 """The executor applies primitives, now or later, and does their works.
 
-:class:`Executor` asks the account in force for room and tells it of all that is done (``core/account.py``), whoever it
-is.  A thread may have an executor of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
+:class:`Executor` reserves bytes with the tracker in force (``core/tracking.py``), whichever it is, and reports all
+work to it.  A thread may have an executor of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
 
 Only elementwise nodes are lazy.  Barriers run when they are recorded; views are made at once and own no bytes.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
-from tapegrad.core import account, state
+from tapegrad.core import state, tracking
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import NOTHING, Buffer, Postponed
 from tapegrad.core.node import NO_PARAMS, Node, leaf
@@ -34,7 +34,7 @@ _LEAST_CREATED = 2**20
 
 
 class Executor:
-    """Does works, and tells the account in force of them."""
+    """Does works, and reports them to the tracker in force."""
 
     # Applications, recorded ------------------------------------------------------------------------------------
 
@@ -56,10 +56,10 @@ class Executor:
 
         ``ct``: an array or a buffer.  None: some value is not there, so the rules themselves must run.
         """
-        who = account.current
-        if not who.counts:
+        tracker = tracking.current
+        if not tracker.counts:
             return steps.pull(ct.array if isinstance(ct, Buffer) else ct, residuals)
-        counted = None if who.follows_each else steps.count(ct, residuals, _wrap)
+        counted = None if tracker.follows_each else steps.count(ct, residuals, _wrap)
         return counted or steps.run(ct, residuals)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
@@ -116,23 +116,23 @@ class Executor:
         site: Any = node.site
         if not site.small:
             return self.deferred(node, inputs, into)
-        who = account.current
-        who.applied(node, inputs)
+        tracker = tracking.current
+        tracker.applied(node, inputs)
         arrays = arrays_of(inputs)
         out = _filled(self.small(site, arrays), node, into)  # memory is freed there, if need be
-        who.ran_small(node, arrays)
+        tracker.ran_small(node, arrays)
         return out
 
     def deferred(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A pending buffer for the value of an elementwise node; a view of a filled one shows its bytes at once."""
         prim: Any = node.prim
         if prim.view and inputs[0].array is not None:
-            account.current.applied(node, inputs)
+            tracking.current.applied(node, inputs)
             return same(Buffer(None, node, inputs) if into is None else into, inputs[0])
         must, span, loop = region.admit(inputs, node.aval)
         if must:
             fill(must)
-        account.current.applied(node, inputs)
+        tracking.current.applied(node, inputs)
         return _pending(node, inputs, span, loop, into)
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
@@ -149,11 +149,11 @@ class Executor:
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of a barrier or view."""
-        prim, aval, who = node.prim, node.aval, account.current
+        prim, aval, tracker = node.prim, node.aval, tracking.current
         if into is None and thread.deferring and waiting_below(node, inputs) is not None:
             return postponed(node, inputs)
         inputs, beside = (inputs, None) if prim.beside is None else apart(prim, inputs)
-        who.applied(node, inputs if beside is None else (*inputs, beside))
+        tracker.applied(node, inputs if beside is None else (*inputs, beside))
         if isinstance(prim, View) and aval.size:
             array = array_of(inputs[0])
             if not prim.copies or array.flags.c_contiguous:  # it takes no memory and no time
@@ -164,9 +164,9 @@ class Executor:
             return self._reduction(node, inputs, into)
         arrays = arrays_of(inputs)
         if beside is None:
-            return who.in_room((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
+            return tracker.reserve((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
         avals, names = (aval, beside.node.aval), (prim.name, beside.node.prim.name)
-        return who.in_room(avals, names, self._barrier, node, inputs, arrays, into, beside)
+        return tracker.reserve(avals, names, self._barrier, node, inputs, arrays, into, beside)
 
     def viewed(self, node: Node, array: Array) -> Array:
         """The array of a view that takes no copy: nothing is asked of the device, so nothing waits."""
@@ -176,11 +176,11 @@ class Executor:
 
     def _view(self, node: Node, source: Buffer, array: Array, into: Buffer | None) -> Buffer:
         """A buffer for ``array``, a view of ``source``; if it should not keep the rest of that, for a copy of it."""
-        aval, root, who = node.aval, source.root(), account.current
-        if who.copies_slivers and region.is_sliver(array, aval, root):
+        aval, root, tracker = node.aval, source.root(), tracking.current
+        if tracker.copies_slivers and region.is_sliver(array, aval, root):
             work = make.Application(node.prim, [source.array], node.params, aval)
             copy = lambda: self._told(work, self.do(make.copy_of(array, aval)), node, into)
-            return who.in_room((aval,), work.names, copy)
+            return tracker.reserve((aval,), work.names, copy)
         if into is None:
             return Buffer(array, node, base=root)
         into.array, into.base, into.inputs, into.span, into.loop = array, root, NOTHING, None, None
@@ -205,7 +205,7 @@ class Executor:
         """A buffer for the value of a barrier that runs now, or of a view that may have to copy."""
         prim, aval = node.prim, node.aval
         work = make.Application(prim, arrays, node.params, aval, None if beside is None else beside.node.aval)
-        do = self._do_in_room if work.scratch_bytes else self.do
+        do = self._do_reserving if work.scratch_bytes else self.do
         try:
             outputs = do(work)
         except MemoryError as e:
@@ -218,13 +218,13 @@ class Executor:
             return self._view(node, inputs[0], outputs[0], into)
         return self._told(work, outputs, node, into)
 
-    def _do_in_room(self, work: make.Application) -> list[Array]:
+    def _do_reserving(self, work: make.Application) -> list[Array]:
         """The arrays that ``work`` writes; the budget and the counts include its scratch."""
         if work.category is not None:
             avals = [shaped(shape, dtype, work.device) for shape, dtype in work.temporaries]
-            return account.current.in_room(avals, work.names, self._do_counted, work, avals)
+            return tracking.current.reserve(avals, work.names, self._do_counted, work, avals)
         scratch = shaped((work.scratch_bytes,), dtypes.uint8, work.device)
-        return account.current.in_room((scratch,), ("scratch",), self.do, work)
+        return tracking.current.reserve((scratch,), ("scratch",), self.do, work)
 
     def _do_counted(self, work: make.Application, avals: list[ShapedArray]) -> list[Array]:
         """The arrays that ``work`` writes; its temporaries, like ``avals``, are counted until the result is, too."""
@@ -232,23 +232,23 @@ class Executor:
         nodes = [Node(work.prim, NO_PARAMS, aval) for aval in avals]
         work.counted = [Buffer(*pair) for pair in zip(temporaries, nodes, strict=True)]
         for buffer in work.counted:
-            account.current.labelled(buffer, work.category or "", work.names[0])
+            tracking.current.label(buffer, work.category or "", work.names[0])
         return self.do(work, temporaries)
 
     def _told(self, work: Work, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
-        """A buffer for the first of the ``outputs`` of ``work``, of which the account is told."""
+        """A buffer for the first of the ``outputs`` of ``work``, which is reported to the tracker."""
         passes = tally.taken()
         out = _filled(outputs[0], node, into)
         told = work.temporaries or getattr(node.prim, "gathers", False)
         moves = work.moves(outputs, []) if told else [(work.reads, outputs)]
-        account.current.ran(work.names, moves, passes, 0 if work.category else work.scratch_bytes)
+        tracking.current.ran(work.names, moves, passes, 0 if work.category else work.scratch_bytes)
         return out
 
     def values(self, work: make.Function) -> list[Buffer]:
         """Values without a recipe, which ``work`` yields."""
         if not work.is_kernel and sum(a.nbytes for a in work.avals) < _LEAST_CREATED:
             return self._values(work)  # there is room, or it is made when the bytes are counted
-        return account.current.in_room(work.avals, work.names, self._values, work)
+        return tracking.current.reserve(work.avals, work.names, self._values, work)
 
     @property
     def changes(self) -> bool:
@@ -258,13 +258,13 @@ class Executor:
     def change(self, work: make.Change) -> None:
         """Do ``work``, which writes into arrays that there are."""
         self.do(work)
-        account.current.ran(work.names, work.moves([], []), tally.taken())
+        tracking.current.ran(work.names, work.moves([], []), tally.taken())
 
     def _values(self, work: make.Function) -> list[Buffer]:
         arrays, passes = self.do(work), tally.taken()
         results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, work.avals, strict=True)]
         if work.is_kernel:
-            account.current.ran(work.names, [(work.reads, arrays)], passes)
+            tracking.current.ran(work.names, [(work.reads, arrays)], passes)
         return results
 
     # Works -----------------------------------------------------------------------------------------------------
@@ -272,20 +272,20 @@ class Executor:
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
         kernel = make.of_region(targets)
-        who = account.current
-        who.read(kernel.region.leaves)
+        tracker = tracking.current
+        tracker.read(kernel.region.leaves)
         avals = [b.node.aval for b in kernel.targets]
         names = [b.node.prim.name for b in kernel.targets]
-        who.in_room(avals, names, self._kernel, kernel)
+        tracker.reserve(avals, names, self._kernel, kernel)
 
     def _kernel(self, kernel: make.Kernel) -> None:
-        work, who = kernel.work, account.current
+        work, tracker = kernel.work, tracking.current
         temporaries, outputs = self._evaluated(kernel)
         for b, out in zip(kernel.targets, outputs, strict=True):
             inputs = b.inputs
             b.fill(out.reshape(b.node.aval.shape))
-            who.filled(b, inputs)
-        who.ran(work.names, work.moves(outputs, temporaries), scratch=work.scratch_bytes)
+            tracker.filled(b, inputs)
+        tracker.ran(work.names, work.moves(outputs, temporaries), scratch=work.scratch_bytes)
 
     def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
         """The temporaries that were lent, and the arrays written."""
@@ -308,7 +308,7 @@ def _wrap(step: Any, array: Array, *operands: Array) -> Buffer:
     """Return a buffer for ``array``, the result of a small ``step`` of a rule on ``operands``."""
     node = Node(step.prim, step.params, step.aval, step.site)
     out = Buffer(array, node)
-    account.current.ran_small(node, operands)
+    tracking.current.ran_small(node, operands)
     return out
 
 
@@ -317,7 +317,7 @@ def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
         return Buffer(array, node)
     inputs = into.inputs
     into.fill(array)
-    account.current.filled(into, inputs)
+    tracking.current.filled(into, inputs)
     return into
 
 
@@ -326,7 +326,7 @@ def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into:
         into = Buffer(None, node, inputs, span, loop)
     else:
         into.span, into.loop = span, loop
-    account.current.deferred(into)
+    tracking.current.deferred(into)
     return into
 
 

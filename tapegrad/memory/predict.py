@@ -346,7 +346,7 @@ class _Writes(dict[Cell, Any]):
         self.clear()
         for v in list(everyone.values()):
             if v._cell in self._aside:
-                LEDGER.labelled(v._cell._content, v.category)
+                LEDGER.label(v._cell._content, v.category)
 
 
 def _uncounted(buffer: Buffer) -> Buffer:

@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from tapegrad import nest
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
@@ -162,7 +162,7 @@ class Capture(Dry):
             self._in_walks.add(node.index)
         site: Any = node.site
         is_formula = site.small and site.prim.formula is not None and site.aval.size
-        limited = account.current.copies_slivers  # then its steps take bytes
+        limited = tracking.current.copies_slivers  # then its steps take bytes
         if is_formula and machine.runner() is not None and not limited:
             return self.deferred(node, inputs, into)
         return super().run_elementwise(node, inputs, into)

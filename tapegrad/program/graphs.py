@@ -19,7 +19,7 @@ from itertools import starmap
 from operator import is_
 from typing import Any
 
-from tapegrad.core import account, threads
+from tapegrad.core import threads, tracking
 from tapegrad.core.aval import shaped
 from tapegrad.core.cell import Cell, contents_now
 from tapegrad.core.references import most
@@ -95,7 +95,7 @@ class GraphReplay(Replay):
             tally.taken()
         if self._unsure:
             self._require_layouts()
-        account.current.replayed(self._report)
+        tracking.current.replayed(self._report)
 
     def _launch(self) -> None:
         for piece in self._pieces or ():
@@ -197,8 +197,8 @@ class GraphReplay(Replay):
     def _grow(self) -> None:
         """More memory for what works take for themselves.  Raises MemoryError."""
         aval = shaped((2 * self._scratch.lacks,), dtypes.asdtype("uint8"), self._gpu)
-        buffer = account.current.in_room((aval,), ("function",), fresh, aval)
-        account.current.labelled(buffer, "temporary", "scratch memory of a captured function")
+        buffer = tracking.current.reserve((aval,), ("function",), fresh, aval)
+        tracking.current.label(buffer, "temporary", "scratch memory of a captured function")
         self._kept.append(buffer)
         self._scratch.use(buffer.array)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import Shape, ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import ARENA, NO_PARAMS, Node, leaf
@@ -55,8 +55,8 @@ class Arena:
         """Return at least so many bytes, one entry of the ledger.  Raises OversizeError if there are fewer."""
         if self._buffer is None:
             aval = shaped((nbytes,), _BYTE, device)
-            self._buffer = account.current.in_room((aval,), ("function",), _arena, aval)
-            account.current.labelled(self._buffer, "activation", "the arena of a captured function")
+            self._buffer = tracking.current.reserve((aval,), ("function",), _arena, aval)
+            tracking.current.label(self._buffer, "activation", "the arena of a captured function")
         elif self.nbytes < nbytes:
             raise OversizeError(nbytes)
         return self._buffer

@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from tapegrad.core import account, threads
+from tapegrad.core import threads, tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.core.live import LiveInt
@@ -218,7 +218,7 @@ class Replay:
             tally.taken()  # the report has them
         if self._unsure:
             self._require_layouts()
-        account.current.replayed(self._report)
+        tracking.current.replayed(self._report)
 
     def _lent(self, place: Place, tensors: Sequence[Tensor], kept: dict[int, Buffer]) -> Array:
         """The memory that the call has for an argument or a result that lies outside of the arena, C-contiguous."""
@@ -231,7 +231,7 @@ class Replay:
             if given.flags.c_contiguous and (self._device.lazy or given.flags.aligned):
                 return given
             aval = tensor._buffer.node.aval
-        buffer = account.current.in_room((aval,), ("function",), fresh, aval)
+        buffer = tracking.current.reserve((aval,), ("function",), fresh, aval)
         kept[place.output if place.argument is None else ~place.argument] = buffer
         if given is not None:
             self._copy(buffer.array, given)
@@ -278,7 +278,7 @@ class Replay:
         """The leaves of the result, or the first ``count`` of them: the caller's own."""
         leaves: list[Any] = []
         written, self._fresh = self._fresh, {}
-        in_room = account.current.in_room
+        in_room = tracking.current.reserve
         for i, (output, array, copy, avals) in enumerate(self._answers[:count]):
             if output.argument is not None:
                 leaves.append(tensors[output.argument])
@@ -372,7 +372,7 @@ class Replay:
         if write.over is None:
             return value
         aval: Any = write.aval
-        array: Array = account.current.in_room((aval,), ("function",), _copy, value, aval).array
+        array: Array = tracking.current.reserve((aval,), ("function",), _copy, value, aval).array
         self._elements(write, array)()
         return array
 
@@ -383,14 +383,14 @@ class Replay:
             return partial(cell.set, value)
         aval: Any = write.aval
         owner = write.owner
-        fresh = account.current.in_room((aval,), ("function",), _copy, value, aval)
+        fresh = tracking.current.reserve((aval,), ("function",), _copy, value, aval)
         if write.over is not None:
             self._elements(write, fresh.array)()
 
         def put() -> None:
             cell.set(fresh, owner)
             if owner is not None:
-                account.current.labelled(fresh, owner.category, owner.name)
+                tracking.current.label(fresh, owner.category, owner.name)
 
         return put
 

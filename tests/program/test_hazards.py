@@ -16,7 +16,7 @@ from captured import alike, bits
 from inside import content_of
 
 import tapegrad as tg
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.state import thread
 from tapegrad.errors import BudgetError, DryRunError, FunctionError
 
@@ -779,11 +779,11 @@ def test_warnings_of_the_function_come_while_it_runs_eagerly():
 
 
 def test_the_account_in_force_is_the_same_afterwards():
-    before = account.current
+    before = tracking.current
     f = tg.function(lambda x: x * 2.0)
     for _ in range(3):
         f(tg.asarray(1.0))
-    assert account.current is before
+    assert tracking.current is before
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 1)], ids=str)

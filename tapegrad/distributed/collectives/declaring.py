@@ -7,7 +7,7 @@ from functools import wraps
 from math import prod
 from typing import Any
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import ShapedArray, normalize_axis
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node
@@ -112,8 +112,8 @@ def counted(prim: Primitive, aval: ShapedArray) -> Buffer:
     """Memory that a collective takes for longer than its own work; it is counted until it is dropped."""
     device = thread.executor.device(aval.device)
     made = lambda: Buffer(device.empty(aval.shape, aval.dtype), Node(prim, NO_PARAMS, aval))
-    buffer = account.current.in_room((aval,), (prim.name,), made)
-    account.current.labelled(buffer, PEERS.category, prim.name)
+    buffer = tracking.current.reserve((aval,), (prim.name,), made)
+    tracking.current.label(buffer, PEERS.category, prim.name)
     return buffer
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Primitive
@@ -112,7 +112,7 @@ def start(x: Tensor, group: Group, exact: bool = True) -> Sum:
     """The sum of ``x``, of one dimension, over ranks, under way: give it to :func:`finish`."""
     found = Sum(_room(x, group) if exact and group.engine.moves(x.device) else None)
     found.tensor = barrier(start_p, x, group=group, exact=exact, under_way=found)
-    account.current.labelled(found.tensor._buffer, PEERS.category, "a sum under way")
+    tracking.current.label(found.tensor._buffer, PEERS.category, "a sum under way")
     return found
 
 

@@ -10,8 +10,7 @@ from math import inf
 from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
-from tapegrad.core import account, locks
-from tapegrad.core.account import Account
+from tapegrad.core import locks, tracking
 from tapegrad.core.aval import GRAIN, ShapedArray, rounded
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.locks import synchronized
@@ -19,6 +18,7 @@ from tapegrad.core.node import LEAF, Node
 from tapegrad.core.protocols import Recorder, Recording, Retained
 from tapegrad.core.state import thread
 from tapegrad.core.storage import METER
+from tapegrad.core.tracking import Tracker
 from tapegrad.device import in_use, pressure
 from tapegrad.engine.evaluate import fill
 from tapegrad.errors import BudgetError
@@ -67,8 +67,8 @@ class _Budget:
     """Whether the limit gives way, by what lacks, where there would be an error."""
 
 
-class Manager(Account):
-    """The account within a budget: the ledger's, and one limit, the graph of all that is recorded, all storages."""
+class Manager(Tracker):
+    """The tracker within a budget: the ledger's, and one limit, the graph of all that is recorded, all storages."""
 
     counts = copies_slivers = True  # an array cannot be dropped while a piece of it is held
 
@@ -86,7 +86,7 @@ class Manager(Account):
         self._watch: Callable[[Node, tuple[Buffer, ...]], None] | None = None
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
-    called, deferred, labelled, wanted = LEDGER.called, LEDGER.deferred, LEDGER.labelled, LEDGER.wanted
+    called, deferred, label, wanted = LEDGER.called, LEDGER.deferred, LEDGER.label, LEDGER.wanted
     read, ran, ran_small, replayed = LEDGER.read, LEDGER.ran, LEDGER.ran_small, LEDGER.replayed
     walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
 
@@ -139,7 +139,7 @@ class Manager(Account):
         policies = [b.policy for b in budgets if b.policy is not None]
         self._budgets = budgets
         self._storages.policy = policies[-1] if policies else None
-        account.keep_with(self if budgets else None)
+        tracking.install_budget(self if budgets else None)
 
     def _limit_pools(self) -> None:
         for device in in_use():
@@ -149,7 +149,7 @@ class Manager(Account):
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
         limit = min([b.limit for b in self._budgets], default=inf)
         offloads = limit == inf and self._storages.policy is not None
-        METER.restrict(limit, self._asked or (account.current is self and (offloads or keeps_memory())))
+        METER.restrict(limit, self._asked or (tracking.current is self and (offloads or keeps_memory())))
 
     def in_child(self) -> None:
         """In a forked child nobody else makes room, and no other thread will ever leave a budget that it entered."""
@@ -173,7 +173,7 @@ class Manager(Account):
         finally:
             self._storages.clear()
             self.__dict__.update(before)
-            account.keep_with(self if self._budgets else None)
+            tracking.install_budget(self if self._budgets else None)
             METER.exchange_reservations(reserved)
             self._open_room()
             self._limit_pools()
@@ -299,7 +299,7 @@ class Manager(Account):
         if graph is not None and kept is not None and kept.buffer is buffer:
             remember(graph, kept, buffer, pushers())
 
-    def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
+    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
         """What ``make(*args)`` returns, which makes buffers of values like these.  Raises BudgetError."""
         nbytes = 0
         for a in avals:
@@ -431,7 +431,7 @@ class Manager(Account):
         graph = self._present()
         for kept in graph.kept() if graph is not None else ():
             if kept.buffer is not None and kept.buffer.array is not None:
-                LEDGER.labelled(kept.buffer, "activation", "a tape")
+                LEDGER.label(kept.buffer, "activation", "a tape")
         return budget_error(nbytes, names, taken, int(self.limit))
 
     # Making values again ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen, lookout, overlay
 from tapegrad.core.node import Node, next_index
@@ -107,7 +107,7 @@ class Setting:
         return results, seen
 
     def _counted(self, f: Callable[[Lookout], T], watch: Lookout) -> T:
-        rerun = partial(account.current.rerun, f, watch, shift=self.began - next_index())
+        rerun = partial(tracking.current.rerun, f, watch, shift=self.began - next_index())
         return during(rerun, **self.surroundings)
 
     def refuse_exchanged(self) -> None:
@@ -305,7 +305,7 @@ class Checkpoint:
     def tell_kept(self) -> None:
         """Tell the ledger what is kept."""
         for b in self.kept_buffers():
-            account.current.wanted(b, self.name)
+            tracking.current.wanted(b, self.name)
 
     def kept_buffers(self) -> Iterator[Buffer]:
         """Yield the buffers of what is kept, as far as they are there."""

@@ -22,7 +22,7 @@ from tapegrad.autodiff.effects import told
 from tapegrad.autodiff.loop_states import stacked
 from tapegrad.autodiff.recording import Recording, Trace
 from tapegrad.autodiff.zeros import zeros_of
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
 from tapegrad.core.node import next_index
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 def _rerun(f: Callable[..., Any], *args: object) -> Any:
-    return account.current.rerun(f, *args)
+    return tracking.current.rerun(f, *args)
 
 
 class LoopCall(CheckpointedCall):
@@ -122,7 +122,7 @@ class LoopCall(CheckpointedCall):
             disk = self._disk = self._disk or Disk(self._owner.directory)
         walk.kept[action.step] = Snapshot(action.step, position, disk, walk, self.effects)
         for b in walk.kept[action.step].buffers():
-            account.current.wanted(b, self.name)
+            tracking.current.wanted(b, self.name)
         if disk is not None and not action.step:
             self._first_kept = walk.kept[0]
 
@@ -284,7 +284,7 @@ class LoopCall(CheckpointedCall):
                 if done:
                     sources = self._followed(walk.here, start)
                 else:
-                    during(account.current.rerun, self._repeat_one, walk, start - 1, watch, **changes)
+                    during(tracking.current.rerun, self._repeat_one, walk, start - 1, watch, **changes)
 
     def _followed(self, here: Position, step: int) -> Trace:
         """A tape that follows the values that what ``step`` computes depends on."""
@@ -335,7 +335,7 @@ class LoopCall(CheckpointedCall):
                 cell: Cell = self._owners[number]
                 trace.resume(number, count, cell.get().node.index if current else None)
             again = partial(during, run, **self.setting.surroundings)
-            y, results = trace.during(account.current.rerun, again, others=(look,))
+            y, results = trace.during(tracking.current.rerun, again, others=(look,))
         state, output = y
         count = len(results) - len(nest.flatten(output))
         self._compare_form(step, state, results[:count])

@@ -12,7 +12,7 @@ from tapegrad.autodiff.backward import sum_of
 from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import Applied
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node, next_index
 from tapegrad.core.primitive import Barrier, Opaque
@@ -426,9 +426,9 @@ def alone(result: object, start: int) -> object:
     if whole or not array.flags.c_contiguous:
         return result
     node = buffer.node
-    who, copy = account.current, lambda: Buffer(thread.executor.do(copy_of(array, node.aval))[0], node)
-    copied = who.in_room((node.aval,), ("a slice of a result",), copy)
-    who.replaced(copied)
+    tracker, copy = tracking.current, lambda: Buffer(thread.executor.do(copy_of(array, node.aval))[0], node)
+    copied = tracker.reserve((node.aval,), ("a slice of a result",), copy)
+    tracker.replaced(copied)
     for r in thread.recorders:
         if isinstance(r, Pusher):
             r.carry(buffer, copied)
@@ -484,5 +484,5 @@ def kept_by_tapes(leaf: object) -> object:
     """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
     if not isinstance(leaf, Tensor):
         return leaf
-    residuals = account.current.keep((leaf._buffer,))
+    residuals = tracking.current.keep((leaf._buffer,))
     return leaf if type(residuals) is tuple else Argument(residuals)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.state import thread
@@ -80,7 +80,7 @@ class Noting(Above):
         self._places, self._names, self._pending, self._watch = {}, {}, set(), None
         for _, value in self.saved.values():
             if isinstance(value, Buffer):
-                account.current.wanted(value, "policy")
+                tracking.current.wanted(value, "policy")
 
     def _ask(self, buffer: Buffer) -> None:
         """A value of the run has bytes of its own: keep them, or move them, if the policy says so."""

@@ -20,13 +20,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from tapegrad.core import account, locks
-from tapegrad.core.account import Account
+from tapegrad.core import locks, tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import ARENA, LEAF, Leaf, Node
 from tapegrad.core.protocols import Recording
 from tapegrad.core.state import holding, thread
 from tapegrad.core.storage import CHUNK, FREED, METER, Storage
+from tapegrad.core.tracking import Tracker
 from tapegrad.device import phantom
 from tapegrad.device.types import Array
 from tapegrad.memory.ledger.costs import FLOPS_PER_BYTE, cost_of, moved_by, units
@@ -56,8 +56,8 @@ def _drain(queue: deque[T]) -> list[T]:
     return items
 
 
-class Ledger(Account):
-    """The account that counts: it observes the meter, and adds to the open measures."""
+class Ledger(Tracker):
+    """The tracker that counts: it observes the meter, and adds to the open measures."""
 
     counts = True
 
@@ -85,7 +85,7 @@ class Ledger(Account):
             measure.settle = self.settle  # first: after an interrupt it tells `close` that there is something to undo
             if not self._open:
                 self._settling = False
-                account.count_with(self)
+                tracking.install_ledger(self)
                 METER.recount()
                 METER.exchange_reservations({})  # an interrupt may have left some
                 for storage in METER.storages:
@@ -127,7 +127,7 @@ class Ledger(Account):
         self.detailed = detailed
         self.follows_each = self.journal is not None
         if not self._open:
-            account.count_with(None)
+            tracking.install_ledger(None)
             for storage in METER.storages:
                 storage.key = None  # categories are facts of one measurement
             self._trace = Trace()
@@ -215,7 +215,7 @@ class Ledger(Account):
 
     def _label_variables(self) -> None:
         for variable in list(everyone.values()):
-            self.labelled(variable._cell._content, variable.category, variable.name)
+            self.label(variable._cell._content, variable.category, variable.name)
         METER.fold()
 
     @property
@@ -395,11 +395,11 @@ class Ledger(Account):
         while pending:
             b = pending.pop()
             if b.array is not None:
-                self.labelled(b, "activation", f"vjp of {by}")
+                self.label(b, "activation", f"vjp of {by}")
             elif self._wanted.add(b):
                 pending += b.inputs  # what a pending buffer is to be made from is kept for the rule's sake, too
 
-    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
+    def label(self, buffer: Buffer, category: str, name: str = "") -> None:
         """A buffer's bytes serve as ``category``; a more telling category stays."""
         buffer = buffer.root()
         storage = getattr(buffer, "storage", None)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.core import account, locks
+from tapegrad.core import locks, tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF, Node
 from tapegrad.core.state import thread
@@ -122,9 +122,9 @@ class Moved:
             coming, self._coming = self._coming, None
         if coming is None:
             name = "bringing back " + ("a value" if node.prim is LEAF else node.prim.name)
-            return account.current.in_room((node.aval,), (name,), self._fetched, node)
+            return tracking.current.reserve((node.aval,), (name,), self._fetched, node)
         coming.array, coming.node = self._slot.get(), node  # the bytes that it has stood for
-        LEDGER.labelled(coming, "rematerialized" if HERE.reruns else "temporary")
+        LEDGER.label(coming, "rematerialized" if HERE.reruns else "temporary")
         LEDGER.moved("fetches")
         return coming
 

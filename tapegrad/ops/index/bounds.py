@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import checks, dtypes, phantom, tally
 from tapegrad.device.host_scalar import HostScalar
@@ -96,7 +96,7 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
     kind, array = checks.kind(name, _first_wrong(error)), array_of(x._buffer)
     if not thread.executor.on_values(lambda array: _cuda_index.within(device, array, low, high, kind), array):
         _cuda_index.within(thread.executor.device(device), array, low, high, kind)  # tells of its passes
-    account.current.ran((), (), tally.taken())
+    tracking.current.ran((), (), tally.taken())
 
 
 def _first_wrong(error: Callable[[int, int, int], Exception]) -> checks.Describe:

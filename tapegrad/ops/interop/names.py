@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.core.state import thread
 from tapegrad.errors import NotATensorError
 from tapegrad.ops.dispatch import tensor
@@ -20,5 +20,5 @@ def name(x: TensorLike, name: str) -> Tensor:
         raise NotATensorError(f'name: a name is a string, not {name!r:.60}; write name(x, "h")')
     t = tensor("name", x)
     thread.executor.named(t._buffer, name)
-    account.current.named(t._buffer, name)
+    tracking.current.named(t._buffer, name)
     return t

@@ -15,7 +15,7 @@ from inside import is_lazy
 
 import tapegrad as tg
 from tapegrad import nn
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.memory import plan
 from tapegrad.memory.budget.budget import MANAGER
 from tapegrad.memory.ledger.frames import Call
@@ -66,7 +66,7 @@ def test_off_nothing_is_made_again() -> None:
     assert plan.plan is None
     assert trained(model(), X)[0] == [0, 0]
     with apply_plan([]):
-        assert account.current is account.NOBODY
+        assert tracking.current is tracking.NO_TRACKER
 
 
 def test_values_of_chosen_calls_of_every_step_are_made_again_and_no_others() -> None:
@@ -74,7 +74,7 @@ def test_values_of_chosen_calls_of_every_step_are_made_again_and_no_others() -> 
     with apply_plan([dense(1, 3)]) as applied:
         again, bits = trained(model(), X, 2)
     assert again == [2 * DENSE, 2 * DENSE] and bits == plain and applied.unmet() == []
-    assert plan.plan is None and account.current is account.NOBODY
+    assert plan.plan is None and tracking.current is tracking.NO_TRACKER
 
 
 def test_a_plan_meets_its_calls_while_a_profile_looks_at_the_same_frames() -> None:

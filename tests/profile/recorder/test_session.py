@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.core import account
+from tapegrad.core import tracking
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.ledger.phase import HERE
 from tapegrad.profile.recorder import Session
@@ -35,7 +35,7 @@ META: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def sound(no_collection: None) -> Iterator[None]:
     yield
-    assert account.current is account.NOBODY
+    assert tracking.current is tracking.NO_TRACKER
     assert LEDGER.journal is None
     assert HERE.reruns == HERE.restoring == HERE.walking == HERE.shift == 0 and not HERE.optimizing
 

@@ -1,8 +1,8 @@
-"""Accounts: what the engine tells of bytes and work, and whom it asks for room.
+"""Trackers: the interface through which the engine reserves bytes and reports work.
 
-One :class:`Account` is in force in the process: one that counts nothing and refuses nothing, the ledger, or the manager
-of a budget, who counts as well.  It is chosen when a block is entered and when one is left (:func:`count_with`,
-:func:`keep_with`).  No code asks which one it is.
+One :class:`Tracker` is in force in the process: one that counts nothing and refuses nothing, the ledger, or the manager
+of a budget, which counts as well.  Blocks choose it when they are entered and left (:func:`install_ledger`,
+:func:`install_budget`).  No code asks which one it is.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Account:
-    """Counts nothing and refuses nothing; each docstring says what a subclass is told."""
+class Tracker:
+    """Counts nothing and refuses nothing; each docstring says what is reported to a subclass."""
 
     # Operations ------------------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ class Account:
         """``node`` is applied to ``inputs``, now or when its value is needed; a by-product that it fills comes last."""
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """``node`` was applied where somebody records; its value is, or will be, in ``out``."""
+        """``node`` was applied while a recorder records; its value is, or will be, in ``out``."""
 
     def renamed(self, out: Buffer, source: Buffer) -> None:
         """``out`` has the bytes of ``source`` under another node."""
@@ -44,11 +44,11 @@ class Account:
 
     # Bytes -----------------------------------------------------------------------------------------------------
 
-    def in_room(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: object) -> T:
-        """What ``make(*args)`` returns, which makes buffers of values like ``avals``, by primitives of these ``names``.
+    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: object) -> T:
+        """Return ``make(*args)``, which allocates values like ``avals``, by primitives of these ``names``.
 
-        Within a budget room is made first.  What ``make`` has not taken when it returns, or raises, is free for other
-        threads.  Raises BudgetError.
+        Within a budget the bytes are reserved first.  What ``make`` has not allocated when it returns, or raises, is
+        available to other threads.  Raises BudgetError.
         """
         return make(*args)
 
@@ -64,7 +64,7 @@ class Account:
     def accompanied(self, buffer: Buffer) -> None:
         """``buffer`` has got a companion (see ``autodiff/companions.py``), which must be recomputed with its value."""
 
-    def labelled(self, buffer: Buffer, category: str, name: str = "") -> None:
+    def label(self, buffer: Buffer, category: str, name: str = "") -> None:
         """The bytes that ``buffer`` shows serve as ``category`` from now on; ``name``: of what holds them."""
 
     def wanted(self, buffer: Buffer, by: str) -> None:
@@ -73,19 +73,19 @@ class Account:
     # Recordings ------------------------------------------------------------------------------------------------
 
     def graph(self) -> Recipes | None:
-        """What a recording refers to while it records, since it may need dropped values again."""
+        """Return what a recording refers to while it records, since it may need evicted values again."""
         return None
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
-        """What a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
+        """Return what a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
         return buffers
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Retained:
-        """What ``recording`` is to hold instead of ``residuals``, which the rules of ``node`` read."""
+        """Return what ``recording`` is to hold instead of ``residuals``, which the rules of ``node`` read."""
         return residuals
 
     def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
-        """The recorders to be told of companions: ``recorders``, or, if there are none, perhaps the ``listener``."""
+        """Return the recorders of companions: ``recorders``, or, if there are none, perhaps the ``listener``."""
         return recorders
 
     # Work ------------------------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ class Account:
         """
 
     counts = False
-    """Whether the values that a gradient walk makes and drops must be buffers, whose bytes are counted."""
+    """Whether intermediate values of a backward pass must be buffers, whose bytes are counted."""
     follows_each = False
-    """Whether it must be told of every small operation of a gradient walk when it is applied."""
+    """Whether every small operation of a backward pass must be reported when it is applied."""
     copies_slivers = False
     """Whether a view that is a small piece of an array is copied, so that it does not keep the rest."""
 
@@ -120,43 +120,43 @@ class Account:
         """A captured program was replayed; ``report``: what that is counted as (``memory/ledger/figures.py``)."""
 
     def walk(self, f: Callable[..., T], *args: object) -> T:
-        """What ``f(*args)``, a gradient walk of this thread, returns."""
+        """Return ``f(*args)``, a backward pass of this thread."""
         return f(*args)
 
     def differentiating(self, index: int) -> None:
-        """The gradient walk of this thread has come to the node of this ``index``."""
+        """The backward pass of this thread has come to the node of this ``index``."""
 
     def rerun(self, f: Callable[..., T], *args: object, shift: int = 0) -> T:
-        """What ``f(*args)``, the rerun of a checkpointed function, returns: its values existed before.
+        """Return ``f(*args)``, the rerun of a checkpointed function, whose values existed before.
 
         ``shift``: from the indices of its nodes to those of the nodes they repeat, if that is known.
         """
         return f(*args)
 
 
-NOBODY = Account()
-current: Account = NOBODY
-"""The account in force."""
+NO_TRACKER = Tracker()
+current: Tracker = NO_TRACKER
+"""The tracker in force."""
 _lock = locks.lock()
-_counting: Account | None = None
-_keeping: Account | None = None
+_ledger: Tracker | None = None
+_budget: Tracker | None = None
 
 
-def count_with(who: Account | None) -> None:
-    """Let ``who`` count from now on; None stops counting."""
-    global _counting
-    _counting = who
+def install_ledger(tracker: Tracker | None) -> None:
+    """Let ``tracker`` count from now on; None stops counting."""
+    global _ledger
+    _ledger = tracker
     _choose()
 
 
-def keep_with(who: Account | None) -> None:
-    """Let ``who``, who counts as well, keep memory within a budget from now on; None: nobody."""
-    global _keeping
-    _keeping = who
+def install_budget(tracker: Tracker | None) -> None:
+    """Let ``tracker``, which counts as well, keep memory within a budget from now on; None ends that."""
+    global _budget
+    _budget = tracker
     _choose()
 
 
 def _choose() -> None:
     global current
     with _lock:  # another thread may enter a block, or leave one, at the same time
-        current = _keeping or _counting or NOBODY
+        current = _budget or _ledger or NO_TRACKER
