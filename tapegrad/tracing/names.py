@@ -14,7 +14,7 @@ KINDS = ("function", "layer", "checkpoint", "scope")
 SLOT_KINDS = ("argument", "variable", "constant", "number", "made")
 """Where the bytes of a slot of a captured program come from."""
 COST_GRAINS = 20
-"""The cost of a work is a whole number of these parts of a byte moved."""
+"""The cost of a task is a whole number of these parts of a byte moved."""
 MARKS = ("step", "oom", "user", "recording stopped")
 
 NAMES = {"categories": CATEGORIES, "phases": PHASES, "kinds": KINDS, "slot_kinds": SLOT_KINDS, "mark_kinds": MARKS}

@@ -151,7 +151,7 @@ CREATE TABLE programs (  -- a captured program (tg.function) that was replayed, 
     device INTEGER REFERENCES strings
 );
 
-CREATE TABLE works (  -- the tasks of a captured program, in order
+CREATE TABLE tasks (  -- the tasks of a captured program, in order
     id INTEGER PRIMARY KEY,
     program INTEGER NOT NULL REFERENCES programs,
     op INTEGER REFERENCES strings,
@@ -171,13 +171,13 @@ CREATE TABLE slots (  -- the allocations of a captured program
     category INTEGER NOT NULL REFERENCES categories,
     begin INTEGER NOT NULL,  -- allocated from this task of the program
     "end" INTEGER NOT NULL,  -- to before that one
-    maker INTEGER REFERENCES works,  -- the task that writes it first
+    maker INTEGER REFERENCES tasks,  -- the task that writes it first
     outside INTEGER NOT NULL  -- 1: in memory of its own, not in the arena
 );
 
 CREATE TABLE uses (  -- tasks read (how: 0) and write (1) slots, use them as workspace (2), or a call returns them (3)
     id INTEGER PRIMARY KEY,
-    work INTEGER REFERENCES works,
+    task INTEGER REFERENCES tasks,
     slot INTEGER NOT NULL REFERENCES slots,
     how INTEGER NOT NULL,
     view INTEGER  -- parts of slots with equal layouts have the same

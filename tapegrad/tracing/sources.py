@@ -15,7 +15,7 @@ _WIDTH = 200
 def sources_of(run: Run) -> dict[str, dict[str, str]]:
     """Return by file and line number the lines that allocate, and those around them."""
     wanted: dict[str, set[int]] = defaultdict(set)
-    for table in (run.frames, run.works):
+    for table in (run.frames, run.tasks):
         for file, line in zip(table["file"], table["line"]):
             if file >= 0:
                 wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))

@@ -342,14 +342,14 @@ def _program(b: Builder, plain: int, nbytes: int, budget: bool) -> int:
     for i, (reads, writes) in enumerate(uses):
         again, phase = int(budget and i == 2), ("backward" if i > 1 else "forward")
         work = b._row(
-            "works", program=program, op=b.text("matmul" if i % 2 else "tanh, add"), again=again,
+            "tasks", program=program, op=b.text("matmul" if i % 2 else "tanh, add"), again=again,
             phase=PHASES.index(phase), cost=20 * MIB, file=b.text("train.py"), line=10 + i, rules=0,
         )  # fmt: skip
         for how, slots in enumerate((reads, writes)):
             for slot in slots:
-                b._row("uses", work=work, slot=first + slot, how=how, view=0)
-    count = b.run.count("works") - len(uses)
+                b._row("uses", task=work, slot=first + slot, how=how, view=0)
+    count = b.run.count("tasks") - len(uses)
     b.run.slots["maker"][first:] = [-1 if maker < 0 else count + maker for maker in makers]
     for slot in (5, 6):
-        b._row("uses", work=-1, slot=first + slot, how=3, view=0)
+        b._row("uses", task=-1, slot=first + slot, how=3, view=0)
     return program

@@ -132,7 +132,7 @@ def test_any_text_is_read_as_it_was(text: str, tmp_path: Path) -> None:
         ("training", "UPDATE allocs SET category = 10 WHERE id = 0", "allocs.category points to no row of categories"),
         ("training", "UPDATE stacks SET frame = 99 WHERE id = 0", "stacks.frame points to no row of frames"),
         ("training", "UPDATE changes SET alloc = -1 WHERE id = 0", "changes.alloc points to no row of allocs"),
-        ("captured", "UPDATE works SET program = -1 WHERE id = 0", "works.program points to no row of programs"),
+        ("captured", "UPDATE tasks SET program = -1 WHERE id = 0", "tasks.program points to no row of programs"),
         ("captured", "UPDATE slots SET kind = 5 WHERE id = 0", "slots.kind points to no row of slot_kinds"),
         ("training", "UPDATE changes SET seq = 0 WHERE id = 0", "outside the life"),
         ("training", "UPDATE changes SET seq = 1000000 WHERE id = 0", "outside the life"),

@@ -258,7 +258,7 @@ class Journal:
         program = log.add(
             "programs", log.text(contents.name), plain, contents.nbytes, contents.alignment, log.text(contents.device)
         )  # fmt: skip
-        first_work, first_slot = log.next_id("works"), log.next_id("slots")
+        first_work, first_slot = log.next_id("tasks"), log.next_id("slots")
         for slot in contents.slots:
             log.add(
                 "slots", program, slot.nbytes, SLOT_KINDS.index(slot.kind), CATEGORIES.index(slot.category), slot.begin,
@@ -267,7 +267,7 @@ class Journal:
         for work in contents.works:
             file, line = (-1, 0) if work.place is None else (log.text(work.place[0]), work.place[1])
             row = log.add(
-                "works", program, log.text(", ".join(work.names)), int(work.again), work.phase,
+                "tasks", program, log.text(", ".join(work.names)), int(work.again), work.phase,
                 round(work.cost * COST_GRAINS), file, line, work.shares + 2 * work.effect + 4 * work.once,
             )  # fmt: skip
             for how, parts in enumerate((work.reads, work.writes, work.temporaries)):

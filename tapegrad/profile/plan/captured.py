@@ -100,11 +100,11 @@ def captured_step(run: Run) -> CapturedStep | None:
 
 def program_of(run: Run, row: int) -> Program:
     """The program of a row, as far as a planner looks at it.  Raises RunFileError if it is none."""
-    s, w = run.slots, run.works
+    s, w = run.slots, run.tasks
     rows = [i for i, program in enumerate(s["program"]) if program == row]
     slots = {i: Slot(Kind(SLOT_KINDS[s["kind"][i]]), s["bytes"][i]) for i in rows}
     uses: dict[tuple[int, int], list[View]] = defaultdict(list)
-    for work, slot, how, view in zip(*(run.uses[name] for name in ("work", "slot", "how", "view"))):
+    for work, slot, how, view in zip(*(run.uses[name] for name in ("task", "slot", "how", "view"))):
         if slot in slots:
             uses[work, how].append(View(slots[slot], view, (), (), _BYTE))
     steps: list[Step] = []

@@ -62,7 +62,7 @@ def arenas(run: Run) -> list[Arena]:
     replays = Counter(run.replays["program"])
     slots: dict[int, list[int]] = defaultdict(list)
     works: dict[int, list[int]] = defaultdict(list)
-    for program, numbers in ((run.slots["program"], slots), (run.works["program"], works)):
+    for program, numbers in ((run.slots["program"], slots), (run.tasks["program"], works)):
         for i, of in enumerate(program):
             numbers[of].append(i)
     listed = [_arena(run, program, count, slots[program], works[program]) for program, count in replays.items()]
@@ -70,7 +70,7 @@ def arenas(run: Run) -> list[Arena]:
 
 
 def _arena(run: Run, program: int, replays: int, slots: list[int], works: list[int]) -> Arena:
-    s, w = run.slots, run.works
+    s, w = run.slots, run.tasks
     inside = [i for i in slots if SLOT_KINDS[s["kind"][i]] in ("argument", "made") and not s["outside"][i]]
     changes = [(s["begin"][i], s["category"][i], s["bytes"][i]) for i in inside]
     changes += [(s["end"][i], s["category"][i], -s["bytes"][i]) for i in inside]
@@ -103,7 +103,7 @@ def _summed(changes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int
 
 
 def _line(run: Run, work: int) -> str:
-    w = run.works
+    w = run.tasks
     return f"{run.text(w['file'][work])}:{w['line'][work]}" if work >= 0 and w["file"][work] >= 0 else ""
 
 
@@ -118,7 +118,7 @@ def _groups(run: Run, slots: list[int], key: Callable[[int], str]) -> list[Group
             sums[name(i)] += s["bytes"][i]
         return min(sums, key=lambda n: (-sums[n], n))
 
-    op = lambda i: run.text(run.works["op"][s["maker"][i]]) if s["maker"][i] >= 0 else ""
+    op = lambda i: run.text(run.tasks["op"][s["maker"][i]]) if s["maker"][i] >= 0 else ""
     rows = [
         Group(name, sum(s["bytes"][i] for i in group), len(group), most(group, lambda i: CATEGORIES[s["category"][i]]),
               most(group, op))

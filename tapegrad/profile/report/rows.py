@@ -93,7 +93,7 @@ def short_names(*runs: Run) -> dict[str, str]:
     ends: dict[str, str] = {}
     ambiguous: set[str] = set()
     for run in runs:
-        tables = run.frames, run.calls, run.communication, run.works
+        tables = run.frames, run.calls, run.communication, run.tasks
         files = {run.text(i) for table in tables for i in table["file"] if i >= 0}
         names = {file: re.split(r"[/\\]", file)[-1] or file for file in files}
         ambiguous |= {end for end, n in Counter(names.values()).items() if n > 1}

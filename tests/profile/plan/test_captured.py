@@ -103,11 +103,11 @@ def test_what_is_no_program_is_said_in_one_line(tmp_path: Path) -> None:
     assert CapturedStep(run, 1, 1).planner.plain.layout.nbytes
     with pytest.raises(BudgetError):
         CapturedStep(run, 1, 1).planner.fit(1)
-    for table, column, value in (("uses", "work", 3), ("uses", "how", 1), ("uses", "how", 7), ("works", "program", 1)):
+    for table, column, value in (("uses", "task", 3), ("uses", "how", 1), ("uses", "how", 7), ("tasks", "program", 1)):
         wrong = copy.deepcopy(run)
         values = wrong.tables[table][column]
         values[:] = [value] * len(values)
-        if table == "works":
+        if table == "tasks":
             wrong.uses["how"][:] = [0] * wrong.count("uses")
         with pytest.raises(RunFileError):
             CapturedStep(wrong, 1, 1)

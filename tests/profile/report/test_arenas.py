@@ -94,7 +94,7 @@ def test_what_a_budget_makes_again_is_seen() -> None:
     arena, _ = arenas(run)  # that of the replay which an eager run verifies, and the one from then on
     assert arena.bytes + 8 * 96 * 96 * 4 <= budget
     plain = run.programs["plain"][run.replays["program"][0]]
-    works = lambda program: sum(p == program for p in run.works["program"])
+    works = lambda program: sum(p == program for p in run.tasks["program"])
     assert works(plain) < works(run.replays["program"][0])
     made_again = [i for i, c in enumerate(run.slots["category"]) if CATEGORIES[c] == "rematerialized"]
     assert made_again
