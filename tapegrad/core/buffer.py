@@ -1,8 +1,8 @@
 """Buffers: the cache slots of values.  Device bytes live here and nowhere else.
 
 A buffer is *pending* (lazy: ``array`` is None and ``inputs`` names the buffers its recipe reads), or *filled*.  Its
-bytes live as long as someone refers to the buffer: a tensor (held), a tape's record (wanted), a pending buffer (about
-to be read).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
+bytes live as long as someone refers to the buffer: a tensor, a tape's record (a rule requires it), a pending buffer (which
+is to read it).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Buffer:
     """The cache slot of ``node``'s value.
 
     ``inputs``: of a pending buffer, what its recipe reads; ``base``: of a filled view, the buffer that owns its bytes;
-    ``span``: upper bounds on the pending nodes and
-    the filled arrays that its evaluation takes in, and what the engine knows of these (None when filled); ``loop``: of
-    a pending reduction, and of what is to be computed from its results in the same kernel, the shape it loops over and
-    the axes it reduces.
+    ``span``: upper bounds on the pending nodes and the filled arrays that its evaluation takes in, and what the engine
+    knows of these (None when filled); ``loop``: of a pending reduction, and of what is to be computed from its results
+    in the same kernel, the shape it loops over and the axes it reduces.
     """
 
     __slots__ = ("__weakref__", "array", "base", "inputs", "loop", "node", "recipe", "span", "storage")

@@ -37,9 +37,11 @@ class Node:
     ``site``: of an elementwise primitive, what is known of it for operands of these avals.
     """
 
-    __slots__ = ("aval", "index", "params", "place", "prim", "site")
+    __slots__ = ("aval", "index", "params", "place", "prim", "required", "site")
     place: Any
     """Where the program applied it; noted where somebody asks for source lines."""
+    required: bool
+    """Set where a rule reads the value, or a value computed from it in the same kernel, while somebody measures."""
 
     def __init__(self, prim: Primitive, params: Params, aval: ShapedArray, site: Site | None = None) -> None:
         self.prim = prim

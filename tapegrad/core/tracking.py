@@ -67,7 +67,7 @@ class Tracker:
     def label(self, buffer: Buffer, category: str, name: str = "") -> None:
         """The bytes that ``buffer`` shows serve as ``category`` from now on; ``name``: of what holds them."""
 
-    def wanted(self, buffer: Buffer, by: str) -> None:
+    def require(self, buffer: Buffer, by: str) -> None:
         """A call of the name ``by`` keeps ``buffer``."""
 
     # Recordings ------------------------------------------------------------------------------------------------

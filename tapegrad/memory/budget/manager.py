@@ -86,7 +86,7 @@ class Manager(Tracker):
         self._watch: Callable[[Node, tuple[Buffer, ...]], None] | None = None
         self.last_resorts: weakref.WeakSet[LastResort] = weakref.WeakSet()
 
-    called, deferred, label, wanted = LEDGER.called, LEDGER.deferred, LEDGER.label, LEDGER.wanted
+    called, deferred, label, require = LEDGER.called, LEDGER.deferred, LEDGER.label, LEDGER.require
     read, ran, ran_small, replayed = LEDGER.read, LEDGER.ran, LEDGER.ran_small, LEDGER.replayed
     walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
 

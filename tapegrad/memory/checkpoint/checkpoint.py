@@ -305,7 +305,7 @@ class Checkpoint:
     def tell_kept(self) -> None:
         """Tell the ledger what is kept."""
         for b in self.kept_buffers():
-            tracking.current.wanted(b, self.name)
+            tracking.current.require(b, self.name)
 
     def kept_buffers(self) -> Iterator[Buffer]:
         """Yield the buffers of what is kept, as far as they are there."""

@@ -122,7 +122,7 @@ class LoopCall(CheckpointedCall):
             disk = self._disk = self._disk or Disk(self._owner.directory)
         walk.kept[action.step] = Snapshot(action.step, position, disk, walk, self.effects)
         for b in walk.kept[action.step].buffers():
-            tracking.current.wanted(b, self.name)
+            tracking.current.require(b, self.name)
         if disk is not None and not action.step:
             self._first_kept = walk.kept[0]
 

@@ -80,7 +80,7 @@ class Noting(Above):
         self._places, self._names, self._pending, self._watch = {}, {}, set(), None
         for _, value in self.saved.values():
             if isinstance(value, Buffer):
-                tracking.current.wanted(value, "policy")
+                tracking.current.require(value, "policy")
 
     def _ask(self, buffer: Buffer) -> None:
         """A value of the run has bytes of its own: keep them, or move them, if the policy says so."""

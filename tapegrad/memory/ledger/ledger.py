@@ -35,7 +35,6 @@ from tapegrad.memory.ledger.frames import Place, by_line, forget_places, user_pl
 from tapegrad.memory.ledger.journal import Journal, digest_of
 from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS, during, set_differentiated
 from tapegrad.memory.ledger.trace import Trace, parts_of
-from tapegrad.memory.ledger.wanted import Wanted
 from tapegrad.variable import everyone
 
 T = TypeVar("T")
@@ -75,7 +74,6 @@ class Ledger(Tracker):
         """The same of small elementwise nodes: what is known of each, bytes read, and whether it is restored."""
         self._allocated: dict[int, int] = {}
         """By the id of an open measure: what the meter had allocated when its figure was up to date."""
-        self._wanted = Wanted()
 
     # Measures --------------------------------------------------------------------------------------------------
 
@@ -131,7 +129,6 @@ class Ledger(Tracker):
             for storage in METER.storages:
                 storage.key = None  # categories are facts of one measurement
             self._trace = Trace()
-            self._wanted.clear()
             forget_places()
 
     def settle(self) -> None:
@@ -277,7 +274,7 @@ class Ledger(Tracker):
             category = "activation" if node.prim is ARENA else "temporary" if HERE.optimizing else "input"
         elif HERE.reruns:
             category = "rematerialized"
-        elif self._wanted.found and self._wanted.take(buffer):
+        elif hasattr(node, "required"):
             category = "activation"
         elif thread.recorders or thread.deferring is not None or HERE.optimizing:
             category = "temporary"
@@ -369,12 +366,12 @@ class Ledger(Tracker):
         """A tape keeps buffers, filled or pending, for the rules of ``node``."""
         if self.journal is not None:
             for b in residuals:
-                self.wanted(b, node.prim.name)
+                self.require(b, node.prim.name)
         elif self.detailed:
             for b in residuals:
                 storage = getattr(b.base or b, "storage", None)
                 if storage is None:
-                    self.wanted(b)
+                    self.require(b)
                 elif storage.key is not None and storage.category != "activation":
                     METER.log(storage, _KEPT)
         return residuals
@@ -387,7 +384,7 @@ class Ledger(Tracker):
         location: Place = storage.key[2]
         return location
 
-    def wanted(self, buffer: Buffer, by: str = "") -> None:
+    def require(self, buffer: Buffer, by: str = "") -> None:
         """A tape keeps a buffer, filled or pending, ``by`` the name of its record."""
         if not self.detailed and self.journal is None:
             return
@@ -396,7 +393,8 @@ class Ledger(Tracker):
             b = pending.pop()
             if b.array is not None:
                 self.label(b, "activation", f"vjp of {by}")
-            elif self._wanted.add(b):
+            elif not hasattr(b.node, "required"):
+                b.node.required = True
                 pending += b.inputs  # what a pending buffer is to be made from is kept for the rule's sake, too
 
     def label(self, buffer: Buffer, category: str, name: str = "") -> None:
