@@ -503,8 +503,11 @@ class Ledger(Tracker):
             self.journal.differentiating(index)
 
     def in_child(self) -> None:
-        """Recount in a forked child, where what another thread was adding is not added."""
+        """Count anew in a forked child: another thread may have been in the middle of it."""
+        self._settling = False
         METER.recount()
+        if self.detailed:
+            self._trace.restart(self._labelled())
 
 
 LEDGER = Ledger()
