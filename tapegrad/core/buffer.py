@@ -1,8 +1,8 @@
 """Buffers: the cache slots of values.  Device bytes live here and nowhere else.
 
 A buffer is *pending* (lazy: ``array`` is None and ``inputs`` names the buffers its recipe reads), or *filled*.  Its
-bytes live as long as someone refers to the buffer: a tensor, a tape's record (a rule requires it), a pending buffer (which
-is to read it).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
+bytes live as long as someone refers to the buffer: a tensor, a tape's record (a rule requires it), a pending buffer
+(which is to read it).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
 """
 
 from __future__ import annotations

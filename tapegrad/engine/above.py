@@ -34,7 +34,9 @@ class Above:
         return during(f, *args, executor=cast(Executor, self))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["below"], name)
+        if "below" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.below, name)
 
     def value(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """The value of a node that somebody records."""

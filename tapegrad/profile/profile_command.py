@@ -46,7 +46,7 @@ The exit code is that of the program.""",
     type=click.Path(dir_okay=False, path_type=Path),
     help="The run file.  [default: tapegrad-PROGRAM.PID.sqlite]",
 )
-@click.option("-f", "--force", is_flag=True, help="Overwrite the run file.")
+@click.option("-f", "--force", is_flag=True, help="Overwrite the run file when the program begins.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but what the program prints.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Record N steps only; the program goes on.")
 @click.option("--warmup", type=click.IntRange(min=0), default=0, metavar="N", help="Leave out the first N steps.")
@@ -114,8 +114,7 @@ class _Profiling:
             self.options = options | {"quiet": True, "live": False, "html": False}
             self.path = self.path.with_name(f"{self.path.name.removesuffix('.sqlite')}.rank{self.rank}.sqlite")
         self.target = self.path.absolute()  # the program may change its folder
-        if not self.rank:
-            self._check_path()
+        self._check_path()
         self.page = self.target.with_name(self.path.name.removesuffix(".sqlite") + ".html")
         if self.options["html"]:
             try_output("--html", self.page)
@@ -184,8 +183,7 @@ class _Profiling:
             if status is None:
                 self._save(recorded)
                 ranks.end(outcome.code, f"rank 0 does not come; what rank {self.rank} has recorded is in {self.path}")
-            if self.session.log.path is not None:
-                self.target.unlink(missing_ok=True)
+            self.session.log.remove()
             return status or 0
         everyones, status = ranks.gathered(mine, recorded)
         self._save(everyones)

@@ -20,6 +20,7 @@ def derive(run: Run) -> None:
     steps are known by several means; those of the highest kind in the run count (see ``memory/steps``).
     """
     boundaries = [dict(zip(run.boundaries, row)) for row in zip(*run.boundaries.values())]
+    boundaries.sort(key=lambda b: b["seq"])
     highest = max((b["kind"] for b in boundaries), default=0)
     ends = [b for b in boundaries if b["kind"] == highest]
     bounds = _bounds(run, ends)

@@ -13,13 +13,25 @@ import os
 import platform
 import sqlite3
 import zlib
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from tapegrad.tracing.atomic import atomic
-from tapegrad.tracing.database import APPLICATION, VERSION, RunFileError, created, opened, read, write
+from tapegrad.tracing.database import (
+    APPLICATION,
+    VERSION,
+    Pending,
+    RunFileError,
+    created,
+    decode,
+    opened,
+    read,
+    remove_journal,
+    write,
+)
 from tapegrad.tracing.derive import derive
 from tapegrad.tracing.names import NAMES
 from tapegrad.tracing.processes import runs
@@ -36,16 +48,17 @@ _RUNNING = "it is still running; this is what it has recorded so far"
 def save(run: Run, path: str | os.PathLike[str]) -> None:
     """Write ``run`` to ``path``: all of it, or (on an error) nothing.  Raises OSError."""
     meta = {"meta": run.meta, "peak": run.peak, "checks": run.checks, "sources": run.sources}
-    rows: dict[str, list[tuple[Any, ...]]] = {
-        "meta": [(key, json.dumps(value)) for key, value in meta.items()], "strings": list(enumerate(run.strings)),
-    }  # fmt: skip
+    pending = Pending(defaultdict(list), defaultdict(dict))
+    pending.rows["meta"] = [[key, json.dumps(value)] for key, value in meta.items()]
+    pending.rows["strings"] = [[i, text] for i, text in enumerate(run.strings)]
     for table, columns in run.tables.items():
-        rows[table] = [(i, *row) for i, row in enumerate(zip(*columns.values(), strict=True))]
+        pending.rows[table] = [[i, *row] for i, row in enumerate(zip(*columns.values(), strict=True))]
     try:
         with atomic(Path(path)) as part:
             part.touch()  # whose errors say more than SQLite's
             with closing(opened(part, private=True)) as database:
-                write(created(database), [(rows, {})])
+                write(created(database), pending)
+            remove_journal(path)
     except sqlite3.OperationalError as error:
         raise OSError(None, str(error), os.fspath(path)) from error
 
@@ -84,12 +97,16 @@ def _loaded(name: str) -> Run:
     with closing(opened(name, wait=5)) as database:
         database.execute("PRAGMA trusted_schema = OFF")
         database.execute("PRAGMA cell_size_check = ON")
+        database.text_factory = decode
         database.execute("BEGIN")
         _check_schema(database)
-        meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
+        rows = database.execute("SELECT key, value FROM meta").fetchall()
+        meta = {key: json.loads(value, parse_constant=_refuse) for key, value in rows}
         run = read(database, _meta(meta.get("meta")))
     _check_changes(run)
     recording = meta.get("recording")
+    if not isinstance(recording, dict | None):
+        raise RunFileError("'recording' is not an object")
     run.checks = _numbers("checks", meta.get("checks", run.checks), run.checks)
     if recording is None:
         run.peak = _numbers("peak", meta.get("peak"), run.peak)
@@ -99,8 +116,8 @@ def _loaded(name: str) -> Run:
     else:
         run.meta["outcome"] = _outcome(run.meta, recording)
         derive(run)
-        if recording.get("source"):
-            run.sources = sources_of(run)
+        if recording.get("source") and recording.get("host") == platform.node():
+            run.sources = sources_of(run, only_modules=True)  # a file may name any file of this machine's
     return run
 
 
@@ -158,6 +175,8 @@ def _meta(meta: object) -> dict[str, Any]:
     for key, value in (("limit_bytes", meta.get("limit_bytes")), ("total_bytes", device.get("total_bytes"))):
         if value is not None and not (_is_int(value) and value >= 0):
             raise RunFileError(f"meta: {key} is not a number of bytes")
+    if not _is_int(rank := meta.get("rank", 0)) or rank < 0:
+        raise RunFileError("meta.rank is not a number of a rank")
     if not isinstance(outcome.get("message", ""), str):
         raise RunFileError("meta.outcome.message is not a string")
     return meta
@@ -176,6 +195,10 @@ def _sources(sources: object) -> dict[str, dict[str, str]]:
     ):
         raise RunFileError("'sources' is not text by file and line")
     return sources
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number that a run file may hold")
 
 
 def _is_int(value: object) -> bool:

@@ -7,25 +7,37 @@ import os
 import sqlite3
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
 
 from tapegrad.tracing.atomic import atomic
-from tapegrad.tracing.database import FIRST, created, opened, read, write
+from tapegrad.tracing.database import (
+    APPLICATION,
+    FIRST,
+    Pending,
+    RunFileError,
+    created,
+    drop_dangling,
+    opened,
+    read,
+    remove_journal,
+    write,
+)  # fmt: skip
 from tapegrad.tracing.derive import derive
 from tapegrad.tracing.run import Run
 
 _PATIENCE = 5.0
-"""Seconds to wait for other processes that read the file."""
+"""Seconds to wait at the end for other processes that read the file."""
 
 
 class Log:
     """Appends rows to a run file, or to a database in memory (``path`` None).  Raises OSError.
 
-    Rows are buffered, and written in one transaction by :meth:`flush`.  If the file cannot be written any more,
-    :attr:`problem` says why, and what comes is kept in memory.  Callers hold the meter's lock.
+    Rows are buffered, and written in one transaction by :meth:`flush`; while another process reads the file they wait.
+    If the file cannot be written any more, :attr:`problem` says why, and the log continues in memory.  Callers hold the
+    meter's lock.
     """
 
     INTERVAL = 100_000_000
@@ -36,11 +48,11 @@ class Log:
         self.problem = ""
         self.due = 0
         """When to flush, by ``perf_counter_ns``."""
+        self.losses = 0
+        """How often all rows that were written so far were lost."""
         self._texts: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
-        self._rows: dict[str, list[list[Any]]] = defaultdict(list)
-        self._updates: dict[tuple[str, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
-        self._chunks: list[tuple[Any, Any]] = []
+        self._pending = Pending(defaultdict(list), defaultdict(dict))
         self._flushing = False
         self._pid = os.getpid()
         self._memory: sqlite3.Connection | None = None
@@ -52,6 +64,7 @@ class Log:
                 part.touch()  # whose errors say more than SQLite's
                 with closing(opened(part, private=True)) as database:
                     created(database)
+                remove_journal(self.path)
         except sqlite3.OperationalError as error:
             raise OSError(None, str(error), self.path) from error
         self._inode = os.stat(self.path).st_ino
@@ -66,65 +79,74 @@ class Log:
         """Append a row, and return its id."""
         number = self._counts[table]
         self._counts[table] = number + 1
-        self._rows[table].append([number, *values])
+        self.put(table, number, *values)
         return number
+
+    def put(self, table: str, number: int, *values: int) -> None:
+        """Append, or replace, the row ``number`` of a table whose ids are the caller's."""
+        self._pending.rows[table].append([number, *values])
 
     def update(self, columns: tuple[str, ...], number: int, *values: int) -> None:
         """Set adjacent columns of the row ``number``; ``columns``: the table, and their names."""
-        rows = self._rows[columns[0]]
-        if rows and number >= rows[0][0]:
+        rows = self._pending.rows[columns[0]]
+        at = number - rows[0][0] if rows else -1
+        if 0 <= at < len(rows) and rows[at][0] == number:
             first = FIRST[columns[0], columns[1]]
-            rows[number - rows[0][0]][first : first + len(values)] = values
+            rows[at][first : first + len(values)] = values
         else:
-            self._updates[columns][number] = values
+            self._pending.updates[columns][number] = values
 
     def set(self, key: str, value: object) -> None:
         """Set a value of the table ``meta``."""
-        self._rows["meta"].append([key, json.dumps(value)])
+        self._pending.rows["meta"].append([key, json.dumps(value)])
 
     def text(self, text: str) -> int:
         """Return the id of a string."""
         number = self._texts.get(text)
         if number is None:
             number = self._texts[text] = len(self._texts)
-            self._rows["strings"].append([number, text])
+            self._pending.rows["strings"].append([number, text])
         return number
 
     def next_id(self, table: str) -> int:
-        """Return the id of the row that will be added next."""
+        """Return the id that :meth:`add` will give the next row of a table."""
         return self._counts[table]
 
     # The database ----------------------------------------------------------------------------------------------
 
-    def flush(self, wait: float = 0) -> None:
-        """Write all rows that are buffered, unless somebody reads the file at this moment.
+    def flush(self, wait: float = 0) -> bool:
+        """Write all rows that are pending, and return whether that succeeded; a forked child writes nothing.
 
-        ``wait``: seconds to wait for readers; rows that cannot be written then are kept in memory with all others.
+        ``wait``: seconds to wait for other processes that read the file.
         """
-        if self._flushing:  # a signal handler's, in the middle
-            return
+        if self._flushing or self._pid != os.getpid():  # by a signal handler, in the middle
+            return False
+        began = perf_counter_ns()
+        left: Pending | None = self._pending
+        assert left is not None
         try:
             self._flushing = True
-            self.due = perf_counter_ns() + self.INTERVAL
-            self._chunks.append((self._rows, self._updates))
-            self._rows, self._updates = defaultdict(list), defaultdict(dict)
-            if self._pid != os.getpid():  # the file is the parent's
-                self._chunks.clear()
-                return
-            written = len(self._chunks)
-            try:
-                with self.database(wait) as database:
-                    write(database, self._chunks)
-            except (sqlite3.Error, OSError) as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY and not wait:
-                    return
-                self._continue_in_memory(error)
-            del self._chunks[:written]
+            self._pending = Pending(defaultdict(list), defaultdict(dict))
+            with self._database(wait) as database:
+                write(database, left)
+            left = None
+        except (sqlite3.IntegrityError, OverflowError) as error:  # no database would take them
+            self.problem, left = f"rows are left out: {error}", None
+        except (sqlite3.Error, OSError) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                self.problem = getattr(error, "strerror", None) or str(error)
+                self._continue_in_memory()
         finally:
+            if left is not None:
+                left.extend(self._pending)
+                self._pending = left
+            now = perf_counter_ns()
+            self.due = now + max(self.INTERVAL, 10 * (now - began))
             self._flushing = False
+        return left is None
 
     @contextmanager
-    def database(self, wait: float = _PATIENCE) -> Iterator[sqlite3.Connection]:
+    def _database(self, wait: float) -> Iterator[sqlite3.Connection]:
         """Open the database.  A file is not kept open: the program may fork, or close all files.  Raises OSError."""
         if self._memory is not None:
             if self._memory.in_transaction:  # which an interrupt has left
@@ -132,41 +154,72 @@ class Log:
             yield self._memory
             return
         assert self.path is not None
-        if os.stat(self.path).st_ino != self._inode:
-            raise OSError(None, "it was replaced")
+        if not self._is_ours():
+            raise OSError(None, "it was removed or replaced")
         with closing(opened(self.path, wait)) as database:
             yield database
 
-    def _continue_in_memory(self, error: sqlite3.Error | OSError) -> None:
-        self.problem = getattr(error, "strerror", None) or str(error)
+    def _is_ours(self) -> bool:
+        """Return whether the file is there, and not another one of the program's."""
+        assert self.path is not None
+        try:
+            if os.stat(self.path).st_ino != self._inode:
+                return False
+            with open(self.path, "rb") as file:
+                return file.read(72)[68:] == APPLICATION.to_bytes(4, "big")  # numbers of inodes are used again
+        except FileNotFoundError:
+            return False
+        except OSError:  # it may be read later: the program has too many files open, say
+            return True
+
+    def _continue_in_memory(self) -> None:
+        """Continue with a copy of the file, or, if that is gone, without it; if it cannot be read now, do nothing."""
         memory = opened(None)
         try:
-            with self.database() as old:
-                old.backup(memory)
+            with self._database(0) as file:
+                file.backup(memory)
         except (sqlite3.Error, OSError):
-            self.problem += "; what was recorded before is lost"
             memory.close()
+            if self._is_ours():
+                return
             memory = created(opened(None))
-            self._chunks.insert(0, ({"strings": [(number, text) for text, number in self._texts.items()]}, {}))
+            self.losses += 1
+            self.problem += "; what was recorded before is lost"
+            self._pending.rows["strings"] += [[number, text] for text, number in self._texts.items()]
         self._keep_in(memory)
-        write(memory, self._chunks)
 
-    def delete(self, table: str, where: str, *values: int) -> int:
-        """Delete rows that were flushed, and return their number; 0 if the database cannot be changed now."""
-        with suppress(sqlite3.Error, OSError), self.database() as database:
-            return database.execute(f"DELETE FROM {table} WHERE {where}", values).rowcount
-        return 0
+    def delete(self, statements: Iterable[tuple[str, list[tuple[int, ...]]]]) -> list[int]:
+        """Delete rows, and return their number for each statement; if that is not possible now, an empty list.
 
-    def ids(self, table: str, where: str) -> list[int]:
-        """Return the ids of the rows of a table, as of the last flush that could write."""
-        self.flush()
-        with self.database() as database:
-            return [number for (number,) in database.execute(f"SELECT id FROM {table} WHERE {where}")]
+        ``statements``: what follows DELETE FROM, and its parameters, each time it is executed.
+        """
+        try:
+            if not self.flush():
+                return []
+            with self._database(0) as database:
+                database.execute("BEGIN EXCLUSIVE")
+                counts = [database.executemany(f"DELETE FROM {where}", values).rowcount for where, values in statements]
+                database.execute("COMMIT")
+        except (sqlite3.Error, OSError):
+            return []
+        return counts
 
-    def run(self, meta: dict[str, Any]) -> Run:
-        """Return what was recorded so far."""
-        self.flush(_PATIENCE)
-        with self.database() as database:
+    def read(self, meta: dict[str, Any]) -> Run:
+        """Return what was recorded so far.  Raises RunFileError if another process keeps the file from being read."""
+        if not self.flush(_PATIENCE):
+            self._continue_in_memory()
+            if not self.flush():
+                raise RunFileError(f"{self.path}: another process has locked it, or it cannot be read ({self.problem})")
+        with self._database(_PATIENCE) as database:
+            if self.losses:
+                drop_dangling(database)
             run = read(database, meta)
         derive(run)
         return run
+
+    def remove(self) -> None:
+        """Remove the file, if it is still this log's and this process's."""
+        if self._pid == os.getpid() and self.path is not None and self._is_ours():
+            with suppress(OSError):
+                os.unlink(self.path)
+                remove_journal(self.path)

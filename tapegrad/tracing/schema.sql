@@ -72,8 +72,8 @@ CREATE TABLE steps (  -- training steps, up to and with the event end_seq
 
 CREATE TABLE boundaries (  -- ends of steps, as the program reported them: the steps follow from those of the highest kind
     id INTEGER PRIMARY KEY,
-    seq INTEGER NOT NULL,
-    ns INTEGER NOT NULL,
+    seq INTEGER NOT NULL CHECK (seq >= 0),
+    ns INTEGER NOT NULL CHECK (ns >= 0),
     kind INTEGER NOT NULL,
     cpu_ns INTEGER NOT NULL,
     reruns INTEGER NOT NULL,

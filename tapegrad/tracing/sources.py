@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 from collections import defaultdict
 
 from tapegrad.tracing.run import Run
@@ -12,8 +13,11 @@ AROUND = 3
 _WIDTH = 200
 
 
-def sources_of(run: Run) -> dict[str, dict[str, str]]:
-    """Return by file and line number the lines that allocate, and those around them."""
+def sources_of(run: Run, only_modules: bool = False) -> dict[str, dict[str, str]]:
+    """Return by file and line number the lines that allocate, and those around them.
+
+    ``only_modules``: only of regular files whose names end in ``.py``.
+    """
     wanted: dict[str, set[int]] = defaultdict(set)
     for table in (run.frames, run.tasks):
         for file, line in zip(table["file"], table["line"]):
@@ -21,6 +25,8 @@ def sources_of(run: Run) -> dict[str, dict[str, str]]:
                 wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
     sources: dict[str, dict[str, str]] = {}
     for name, lines in wanted.items():
+        if only_modules and not (name.endswith(".py") and os.path.isfile(name)):
+            continue
         texts = linecache.getlines(name)
         mine = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
         if mine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import platform
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -125,10 +126,14 @@ def test_any_text_is_read_as_it_was(text: str, tmp_path: Path) -> None:
         ("several", "UPDATE ranks SET peak_bytes = -1 WHERE id = 0", "CHECK constraint failed in ranks"),
         ("captured", "UPDATE slots SET bytes = -1 WHERE id = 0", "CHECK constraint failed in slots"),
         ("training", "UPDATE allocs SET bytes = 'many' WHERE id = 0", "allocs"),
-        ("training", "UPDATE ops SET seq = 'late' WHERE id = 0", "ops.seq holds what is no integer"),
-        ("training", "UPDATE ops SET seq = 1.5 WHERE id = 0", "ops.seq holds what is no integer"),
-        ("training", "UPDATE ops SET name = x'00' WHERE id = 0", "ops.name holds what is no integer"),
-        ("training", "UPDATE strings SET text = x'00' WHERE id = 0", "strings.text holds what is no text"),
+        ("training", "UPDATE ops SET seq = 'late' WHERE id = 0", "ops.seq holds a value that is not an integer"),
+        ("training", "UPDATE ops SET seq = 1.5 WHERE id = 0", "ops.seq holds a value that is not an integer"),
+        ("training", "UPDATE ops SET name = x'00' WHERE id = 0", "ops.name holds a value that is not an integer"),
+        ("training", "UPDATE strings SET text = x'00' WHERE id = 0", "strings.text holds a value that is not text"),
+        ("training", "INSERT INTO meta VALUES ('recording', '5')", "'recording' is not an object"),
+        ("training", "INSERT INTO meta VALUES ('x', 'NaN')", "NaN is not a number that a run file may hold"),
+        ("training", "UPDATE meta SET value = x'ff' WHERE key = 'meta'", "damaged"),
+        ("training", "UPDATE meta SET value = json_set(value, '$.rank', 'a') WHERE key = 'meta'", "meta.rank is not"),
         ("training", "UPDATE allocs SET category = 10 WHERE id = 0", "allocs.category points to no row of categories"),
         ("training", "UPDATE stacks SET frame = 99 WHERE id = 0", "stacks.frame points to no row of frames"),
         ("training", "UPDATE changes SET alloc = -1 WHERE id = 0", "changes.alloc points to no row of allocs"),
@@ -183,6 +188,20 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(run_file, "MAX_BYTES", 1000)
     with pytest.raises(RunFileError, match="larger than"):
         load(tmp_path / "a.sqlite")
+
+
+def test_a_recording_of_another_machine_shows_no_file_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "secret.py"
+    path.write_text("password\n")
+    here = platform.node()
+    for host, name, shown in (("elsewhere", path, False), (here, path, True), (here, "/etc/passwd", False)):
+        run = made_runs.training(steps=1, file=str(name))
+        save(run, tmp_path / "a.sqlite")
+        with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database, database:
+            database.execute("UPDATE frames SET line = 1")
+            recording = json.dumps({"host": host, "source": True})
+            database.execute("INSERT INTO meta VALUES ('recording', ?)", (recording,))
+        assert load(tmp_path / "a.sqlite").sources == ({str(path): {"1": "password"}} if shown else {})
 
 
 def test_a_file_that_cannot_be_written_is_one_error_and_nothing_is_left(tmp_path: Path) -> None:

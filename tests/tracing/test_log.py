@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -21,9 +22,10 @@ import tapegrad as tg
 from tapegrad.profile.cli import main
 from tapegrad.profile.recorder import Session
 from tapegrad.tracing import log as logs
-from tapegrad.tracing.file import load
+from tapegrad.tracing.file import load, save
 from tapegrad.tracing.log import Log
 from tapegrad.tracing.run import COLUMNS, Run
+from tests.profile import made_runs
 
 pytestmark = pytest.mark.sampled(1 / 2)
 
@@ -152,6 +154,8 @@ def test_rows_are_written_without_being_asked_for(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Log, "INTERVAL", 0)
     session.log.due = 0
     loss_and_gradients(ws)
+    session.log.due = 0
+    tg.exp(ws[0])
     assert load(tmp_path / "j").count("allocs") > after.count("allocs") + 10
     session.stop()
 
@@ -208,6 +212,45 @@ def test_a_reader_does_not_stop_the_program_and_nothing_is_lost(tmp_path: Path) 
     s.stop()
     assert s.log.problem == ""
     assert_same(*reversed(seen[0]))
+
+
+def test_a_reader_that_stays_costs_the_program_little_and_deletes_nothing_by_halves(tmp_path: Path) -> None:
+    """What is due while it reads waits, at most a tenth of the time is spent on trying, and parts are deleted later."""
+    ws, path = weights(), tmp_path / "j"
+    tries = []
+    s = session_to(path, keep=300)
+    s.start()
+    with closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM ops").fetchall()
+        for _ in range(8):
+            loss_and_gradients(ws)
+            tg.memory.step()
+            tries.append(s.log.due - time.perf_counter_ns())
+    assert max(tries) <= max(Log.INTERVAL, 10 * 10**9)
+    assert s.run(LIVE, source=False).checks["dropped"] == 0
+    for _ in range(8):
+        loss_and_gradients(ws)
+        tg.memory.step()
+    s.stop()
+    run = s.run(LIVE, source=False)
+    assert run.checks["dropped"] > 300 and not s.log.problem
+    assert_same(load(path), run)
+
+
+def test_what_ends_while_nothing_is_recorded_has_an_end_also_beside_a_reader(tmp_path: Path) -> None:
+    held = [tg.ones((40, 40)) + 1]
+    held[0].numpy()
+    s = session_to(tmp_path / "j")
+    s.start()
+    with closing(sqlite3.connect(tmp_path / "j")) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM ops").fetchall()
+        tg.memory.predict_peak(lambda x: held.clear() or tg.exp(x), tg.ones(3), least=False)
+        (tg.ones(2) + 1).numpy()
+    s.stop()
+    a = s.run(LIVE, source=False).allocs
+    assert [end for end, n in zip(a["end_seq"], a["requested"]) if n == 6400] != [-1]
 
 
 def test_a_full_disk_does_not_stop_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,9 +315,19 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
         look()
         loss_and_gradients(ws)
+        for _ in range(6):  # the child deletes no steps of its parent's file, either
+            tg.memory.step()
+            child = os.fork()
+            if not child:
+                for _ in range(9):
+                    loss_and_gradients(ws)
+                    tg.memory.step()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
 
-    for run, found in watched(program, tmp_path / "j")[1]:
+    for run, found in watched(program, tmp_path / "j", keep=10_000)[1]:
         assert_same(found, run)
+        assert run.checks["dropped"] == 0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="descriptors")
@@ -393,6 +446,71 @@ for chunk in range(5):
         assert done.returncode == -signal.SIGKILL
         counts.append(load(tmp_path / "run.sqlite").count("ops"))
     assert all(n % 300 == 0 for n in counts) and counts == sorted(counts) and len(set(counts)) > 2
+
+
+@needs_signals
+@pytest.mark.parametrize("again", ["log", "save"])
+def test_what_a_killed_program_left_beside_its_file_is_not_applied_to_the_next_one(again: str, tmp_path: Path) -> None:
+    text = """
+import os, signal
+from tapegrad.tracing import log as logs
+from tapegrad.tracing.database import opened
+log = logs.Log("run.sqlite")
+for i in range(50_000):
+    log.text("old " * 20 + str(i))
+log.flush()
+database = opened("run.sqlite")
+database.execute("PRAGMA cache_size = 5")
+database.execute("BEGIN EXCLUSIVE")
+database.execute("UPDATE strings SET text = 'half'")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "killed.py").write_text(text)
+    done = subprocess.run([sys.executable, "killed.py"], cwd=tmp_path, timeout=60)
+    path = tmp_path / "run.sqlite"
+    assert done.returncode == -signal.SIGKILL and (tmp_path / "run.sqlite-journal").exists()
+    expected = made_runs.empty()
+    if again == "save":
+        save(expected, path)
+    else:
+        log = Log(path)
+        log.set("meta", META)
+        log.set("recording", {})
+        log.flush()
+    assert load(path).strings == expected.strings == []
+
+
+@needs_signals
+def test_a_signal_in_the_middle_of_a_flush_shifts_no_source_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler flushes, too, as that of ``tapegrad profile`` does."""
+    s = session_to(tmp_path / "j")
+    text, calls = s.log.text, [0]
+
+    def interrupted(x: str) -> int:
+        calls[0] += 1
+        if calls[0] % 7 == 0:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return text(x)
+
+    monkeypatch.setattr(s.log, "text", interrupted)
+    before = signal.signal(signal.SIGUSR2, lambda *_: s.flush())
+    s.start()
+    try:
+        x = tg.ones(3)
+        for _ in range(2):
+            first = tg.exp(x)
+            second = tg.sin(first)
+            third = tg.tanh(second)
+        third.numpy()
+    finally:
+        s.stop()
+        signal.signal(signal.SIGUSR2, before)
+    run = s.run(LIVE)
+    lines = {run.text(op): run.frame_of(stack)[1] for op, stack in zip(run.ops["name"], run.ops["stack"])}
+    assert lines["sin"] == lines["exp"] + 1 == lines["tanh"] - 1
+    assert run.count("stacks") == run.count("frames") == len(s.journal.frames.places)
 
 
 @needs_signals

@@ -71,7 +71,10 @@ class Journal:
         self._before: tuple[dict[int, tuple[int, int]], dict[int, int]] = ({}, {})
         self._like: deque[dict[int, tuple[str, int, int]]] = deque([{}], maxlen=3)
         """Primitive, aval and place of the allocations of the last steps, by number."""
-        self._places = 0  # that are written
+        self._live: set[int] = set()
+        """Allocations that have not ended."""
+        self._places = self._losses = 0
+        """Places that are written, and the log's losses then."""
 
     # What the ledger reports -----------------------------------------------------------------------------------
 
@@ -120,6 +123,7 @@ class Journal:
     def left(self, storage: Storage) -> None:
         """Note that a storage is freed."""
         self.parts.events += 1
+        self._live.discard(storage.number)
         self._update(storage, storage.number, self._tick(), self._elapsed())
 
     def _update(self, storage: Storage, number: int, seq: int = -1, ns: int = -1) -> None:
@@ -151,9 +155,9 @@ class Journal:
         storages = list(storages)
         self.census(s for s in storages if s.number < 0)  # of other threads
         alive, seq, ns = {s.number for s in storages}, self._tick(), self._elapsed()
-        for number in self.log.ids("allocs", "end_seq IS NULL"):
-            if number not in alive:
-                self.log.update(_ENDS[:3], number, seq, ns)
+        for number in self._live - alive:
+            self.log.update(_ENDS[:3], number, seq, ns)
+        self._live &= alive
 
     def gradient(self, name: str, digest: str) -> None:
         """Note a gradient that the program has asked for."""
@@ -184,11 +188,15 @@ class Journal:
 
     def flush(self) -> None:
         """Write what was noted."""
-        for place in self.frames.places[self._places :]:
-            file, line, function, parent, *span = named(*place)
-            frame = self.log.add("frames", self.log.text(file), line, self.log.text(function), *span)
-            self.log.add("stacks", frame, parent)
-            self._places += 1
+        if self._losses != self.log.losses:
+            self._losses = self.log.losses
+            self._places = 0
+            self._programs.clear()
+        for number in range(self._places, len(self.frames.places)):
+            file, line, function, parent, *span = named(*self.frames.places[number])
+            self.log.put("frames", number, self.log.text(file), line, self.log.text(function), *span)
+            self.log.put("stacks", number, number, parent)
+            self._places = number + 1
         self.log.set("checks", self.checks())
         self.log.flush()
 
@@ -236,6 +244,7 @@ class Journal:
             "allocs", seq, ns, storage.nbytes, aval.nbytes, CATEGORIES.index(category), text(storage.primitive), now,
             place, call, shape, dtype, -1, again, device, -1, -1, -1, -1, -1,
         )  # fmt: skip
+        self._live.add(storage.number)
         self._like[-1][storage.number] = storage.primitive, which, place
         if call >= 0:
             self._touch(call, seq, ns)
@@ -337,9 +346,9 @@ class Journal:
     def _call_began(self, call: Call) -> None:
         seq, ns = self._tick(), self._elapsed()
         text = self.log.text
-        self.log.add(
-            "calls", call.kind, text(call.name), text(call.file), call.line, call.parent, -1, call.ordinal, call.phase,
-            seq, ns, seq, ns, -1, call.site,
+        self.log.put(
+            "calls", len(self.frames.calls) - 1, call.kind, text(call.name), text(call.file), call.line, call.parent,
+            -1, call.ordinal, call.phase, seq, ns, seq, ns, -1, call.site,
         )  # fmt: skip
 
     def _touch(self, call: int, seq: int, ns: int) -> None:
@@ -400,39 +409,42 @@ class Parts:
         self._open = Part(part.after, seq, calls)
         self._before = self.events
         self._size += part.events
-        if self._size > self._keep:
-            self._journal.flush()
-            while self._size > self._keep and self._delete_one():
-                pass
+        while self._size > self._keep and self._delete_one():
+            pass
 
     def _delete_one(self) -> bool:
+        """Delete the events of one more part; False if there is none, or the file cannot be changed now."""
         for at in range(FIRST_STEPS, len(self._parts) + 1 - LAST_STEPS):  # deleted ones before it are one part, or few
             if self._parts[at].full and self._parts[at] is not self._best:
-                self._delete(at)
-                return True
+                return self._delete(at)
         return False
 
-    def _delete(self, at: int) -> None:
-        """Delete the events of a part, but values that came into it or outlive it; merge it with its neighbors."""
-        parts, log = self._parts, self._log
-        parts[at].full = False
-        for call in self._journal.frames.forget(parts[at].calls):
-            log.delete("calls", "id = ?", call)
-        for first in (at, at - 1):
-            if first + 1 < len(parts) and not parts[first].full and not parts[first + 1].full:
-                later = parts.pop(first + 1)
-                parts[first].after, parts[first].last_seq = later.after, later.last_seq
-                parts[first].events += later.events
-                at = first
-        part = parts[at]
-        rows = {table: (part.first[table], part.after[table]) for table in self._TABLES}
-        inside = "id >= ? AND id < ?"
-        deleted = sum(log.delete(table, inside, *rows[table]) for table in ("ops", "replays"))
-        ended = f"{inside} AND end_seq <= ?"
-        allocs = *rows["allocs"], part.last_seq
-        deleted += log.delete("changes", f"{inside} AND alloc IN (SELECT id FROM allocs WHERE {ended})",
-                              *rows["changes"], *allocs)  # fmt: skip
-        deleted += 2 * log.delete("allocs", ended, *allocs)  # their beginnings and ends
-        part.events -= deleted
+    def _delete(self, at: int) -> bool:
+        """Delete the events of a part, but values that came into it or outlive it, and merge it with its neighbors."""
+        self._journal.flush()
+        parts = self._parts
+        first = at if parts[at - 1].full else at - 1
+        last = at + 1 if at + 1 < len(parts) and not parts[at + 1].full else at
+        begin, end = parts[first], parts[last]
+        rows = {table: (begin.first[table], end.after[table]) for table in self._TABLES}
+        inside, ended = "id >= ? AND id < ?", "id >= ? AND id < ? AND end_seq <= ?"
+        allocs = *rows["allocs"], end.last_seq
+        calls: list[tuple[int, ...]] = [(call,) for call in self._journal.frames.forget(parts[at].calls)]
+        changes = f"changes WHERE {inside} AND alloc IN (SELECT id FROM allocs WHERE {ended})"
+        counts = self._log.delete([
+            (f"ops WHERE {inside}", [rows["ops"]]),
+            (f"replays WHERE {inside}", [rows["replays"]]),
+            (changes, [(*rows["changes"], *allocs)]),
+            (f"allocs WHERE {ended}", [allocs]),
+            ("calls WHERE id = ?", calls),
+        ])  # fmt: skip
+        if not counts:
+            return False
+        *others, ends, _ = counts
+        deleted = sum(others) + 2 * ends  # beginnings and ends of allocations
+        begin.after, begin.last_seq, begin.full = end.after, end.last_seq, False
+        begin.events = sum(part.events for part in parts[first : last + 1]) - deleted
+        parts[first : last + 1] = [begin]
         self._size -= deleted
         self.dropped += deleted
+        return True

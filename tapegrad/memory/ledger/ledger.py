@@ -503,8 +503,11 @@ class Ledger(Tracker):
             self.journal.differentiating(index)
 
     def in_child(self) -> None:
-        """Count anew in a forked child: another thread may have been in the middle of it."""
+        """Count anew in a forked child: another thread may have been in the middle.  The journal is the parent's."""
         self._settling = False
+        if self.journal is not None:
+            self.journal = None
+            self._choose()
         METER.recount()
         if self.detailed:
             self._trace.restart(self._labelled())

@@ -140,7 +140,7 @@ class Session:
         """Return what was recorded so far; ``source``: with the text of the lines that appear."""
         with LEDGER.held():  # other threads may be at work
             self.journal.flush()
-            recorded = self.log.run(meta | {"stacks": self.stacks})
+            recorded = self.log.read(meta | {"stacks": self.stacks})
         if self.collectives.left_out:
             recorded.meta["collectives_left_out"] = self.collectives.left_out
         recorded.checks = self.journal.checks()
