@@ -12,19 +12,9 @@ from contextlib import closing, contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
 
+from tapegrad.tracing import database as d
 from tapegrad.tracing.atomic import atomic
-from tapegrad.tracing.database import (
-    APPLICATION,
-    FIRST,
-    Pending,
-    RunFileError,
-    created,
-    drop_dangling,
-    opened,
-    read,
-    remove_journal,
-    write,
-)  # fmt: skip
+from tapegrad.tracing.database import Pending, RunFileError, created, opened, read, write
 from tapegrad.tracing.derive import derive
 from tapegrad.tracing.run import Run
 
@@ -64,7 +54,7 @@ class Log:
                 part.touch()  # whose errors say more than SQLite's
                 with closing(opened(part, private=True)) as database:
                     created(database)
-                remove_journal(self.path)
+                d.remove_journal(self.path)
         except sqlite3.OperationalError as error:
             raise OSError(None, str(error), self.path) from error
         self._inode = os.stat(self.path).st_ino
@@ -91,7 +81,7 @@ class Log:
         rows = self._pending.rows[columns[0]]
         at = number - rows[0][0] if rows else -1
         if 0 <= at < len(rows) and rows[at][0] == number:
-            first = FIRST[columns[0], columns[1]]
+            first = d.FIRST[columns[0], columns[1]]
             rows[at][first : first + len(values)] = values
         else:
             self._pending.updates[columns][number] = values
@@ -121,29 +111,27 @@ class Log:
         """
         if self._flushing or self._pid != os.getpid():  # by a signal handler, in the middle
             return False
-        began = perf_counter_ns()
-        left: Pending | None = self._pending
-        assert left is not None
+        began, pending, done = perf_counter_ns(), self._pending, False
         try:
             self._flushing = True
             self._pending = Pending(defaultdict(list), defaultdict(dict))
             with self._database(wait) as database:
-                write(database, left)
-            left = None
+                write(database, pending)
+            done = True
         except (sqlite3.IntegrityError, OverflowError) as error:  # no database would take them
-            self.problem, left = f"rows are left out: {error}", None
+            self.problem, done = f"rows are left out: {error}", True
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
                 self.problem = getattr(error, "strerror", None) or str(error)
                 self._continue_in_memory()
         finally:
-            if left is not None:
-                left.extend(self._pending)
-                self._pending = left
+            if not done:
+                pending.extend(self._pending)
+                self._pending = pending
             now = perf_counter_ns()
             self.due = now + max(self.INTERVAL, 10 * (now - began))
             self._flushing = False
-        return left is None
+        return done
 
     @contextmanager
     def _database(self, wait: float) -> Iterator[sqlite3.Connection]:
@@ -166,7 +154,7 @@ class Log:
             if os.stat(self.path).st_ino != self._inode:
                 return False
             with open(self.path, "rb") as file:
-                return file.read(72)[68:] == APPLICATION.to_bytes(4, "big")  # numbers of inodes are used again
+                return file.read(72)[68:] == d.APPLICATION.to_bytes(4, "big")  # numbers of inodes are used again
         except FileNotFoundError:
             return False
         except OSError:  # it may be read later: the program has too many files open, say
@@ -212,7 +200,7 @@ class Log:
                 raise RunFileError(f"{self.path}: another process has locked it, or it cannot be read ({self.problem})")
         with self._database(_PATIENCE) as database:
             if self.losses:
-                drop_dangling(database)
+                d.drop_dangling(database)
             run = read(database, meta)
         derive(run)
         return run
@@ -222,4 +210,4 @@ class Log:
         if self._pid == os.getpid() and self.path is not None and self._is_ours():
             with suppress(OSError):
                 os.unlink(self.path)
-                remove_journal(self.path)
+                d.remove_journal(self.path)

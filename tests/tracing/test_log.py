@@ -214,10 +214,35 @@ def test_a_reader_does_not_stop_the_program_and_nothing_is_lost(tmp_path: Path) 
     assert_same(*reversed(seen[0]))
 
 
-def test_a_reader_that_stays_costs_the_program_little_and_deletes_nothing_by_halves(tmp_path: Path) -> None:
-    """What is due while it reads waits, at most a tenth of the time is spent on trying, and parts are deleted later."""
+def test_writes_that_take_long_are_tried_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a file that another process reads, or a slow disk, would have each event try again."""
+    ws, tries = weights(), []
+
+    def slow(*_: Any) -> None:
+        tries.append(0)
+        time.sleep(0.01)
+        with (
+            closing(sqlite3.connect(tmp_path / "locked")) as one,
+            closing(sqlite3.connect(tmp_path / "locked", timeout=0)) as other,
+        ):
+            one.execute("BEGIN EXCLUSIVE")
+            other.execute("BEGIN EXCLUSIVE")  # raises as where another process reads
+
+    s = session_to(tmp_path / "j")
+    monkeypatch.setattr(Log, "INTERVAL", 1)
+    s.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(logs, "write", slow)
+        for _ in range(10):
+            loss_and_gradients(ws)
+    s.stop()
+    run = s.run(LIVE, source=False)
+    assert 0 < len(tries) < run.checks["events"] / 10
+
+
+def test_a_reader_that_stays_lets_nothing_be_deleted_by_halves(tmp_path: Path) -> None:
+    """Steps that need not be kept are deleted after it has gone."""
     ws, path = weights(), tmp_path / "j"
-    tries = []
     s = session_to(path, keep=300)
     s.start()
     with closing(sqlite3.connect(path)) as reader:
@@ -226,8 +251,6 @@ def test_a_reader_that_stays_costs_the_program_little_and_deletes_nothing_by_hal
         for _ in range(8):
             loss_and_gradients(ws)
             tg.memory.step()
-            tries.append(s.log.due - time.perf_counter_ns())
-    assert max(tries) <= max(Log.INTERVAL, 10 * 10**9)
     assert s.run(LIVE, source=False).checks["dropped"] == 0
     for _ in range(8):
         loss_and_gradients(ws)
@@ -250,7 +273,29 @@ def test_what_ends_while_nothing_is_recorded_has_an_end_also_beside_a_reader(tmp
         (tg.ones(2) + 1).numpy()
     s.stop()
     a = s.run(LIVE, source=False).allocs
-    assert [end for end, n in zip(a["end_seq"], a["requested"]) if n == 6400] != [-1]
+    ends = [end for end, n in zip(a["end_seq"], a["requested"]) if n == 6400]
+    assert ends and min(ends) >= 0
+
+
+def test_values_that_are_read_and_end_while_nothing_is_recorded_have_readings_and_ends(tmp_path: Path) -> None:
+    """After their rows were written: neither update undoes the other, whichever kind came first."""
+    held = [[tg.ones((40, 40)) + i] for i in (1, 2)]
+    w = tg.ones((40, 2))
+    for values in held:
+        values[0].numpy()
+    s = session_to(tmp_path / "j")
+    s.start()
+    s.flush()
+    for values in held:
+        if values is held[1]:
+            with tg.GradientTape():
+                (values[0] @ w).numpy()
+        tg.memory.predict_peak(lambda x, values=values: values.clear() or tg.exp(x), w, least=False)
+    s.stop()
+    a = s.run(LIVE, source=False).allocs
+    rows = [i for i, nbytes in enumerate(a["requested"]) if nbytes == 6400]
+    assert len(rows) == 2 and all(a["end_seq"][i] >= 0 for i in rows)
+    assert [a["last_forward_seq"][i] >= 0 for i in rows] == [False, True]
 
 
 def test_a_full_disk_does_not_stop_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +555,8 @@ def test_a_signal_in_the_middle_of_a_flush_shifts_no_source_line(
     run = s.run(LIVE)
     lines = {run.text(op): run.frame_of(stack)[1] for op, stack in zip(run.ops["name"], run.ops["stack"])}
     assert lines["sin"] == lines["exp"] + 1 == lines["tanh"] - 1
-    assert run.count("stacks") == run.count("frames") == len(s.journal.frames.places)
+    frames = list(zip(*run.frames.values()))
+    assert run.count("stacks") == len(frames) == len(set(frames))
 
 
 @needs_signals

@@ -41,7 +41,8 @@ _LARGE = 64 << 20
 FIRST_STEPS = 3
 LAST_STEPS = 2
 
-_ENDS = "allocs", "end_seq", "end_ns", "holder", "last_forward_seq", "next_backward_seq"
+_ENDS = "allocs", "end_seq", "end_ns"
+_USES = "allocs", "holder", "last_forward_seq", "next_backward_seq"
 _CALL_ENDS = "calls", "end_seq", "end_ns"
 _REPEATS = "calls", "first"
 
@@ -124,11 +125,12 @@ class Journal:
         """Note that a storage is freed."""
         self.parts.events += 1
         self._live.discard(storage.number)
-        self._update(storage, storage.number, self._tick(), self._elapsed())
+        self.log.update(_ENDS, storage.number, self._tick(), self._elapsed())
 
-    def _update(self, storage: Storage, number: int, seq: int = -1, ns: int = -1) -> None:
-        holder = self.log.text(storage.holder) if storage.holder else -1
-        self.log.update(_ENDS, number, seq, ns, holder, storage.read, storage.next)
+    def _note_use(self, storage: Storage) -> None:
+        if storage.number >= 0:
+            holder = self.log.text(storage.holder) if storage.holder else -1
+            self.log.update(_USES, storage.number, holder, storage.read, storage.next)
 
     def changed(self, storage: Storage) -> None:
         """Note that bytes have another category."""
@@ -138,8 +140,7 @@ class Journal:
         """Note what keeps the bytes of ``storage``."""
         if holder != storage.holder:
             storage.holder = holder
-            if storage.number >= 0:
-                self._update(storage, storage.number)
+            self._note_use(storage)
 
     def walked(self, began_ns: int) -> None:
         """Note that an outermost backward pass has ended."""
@@ -156,7 +157,7 @@ class Journal:
         self.census(s for s in storages if s.number < 0)  # of other threads
         alive, seq, ns = {s.number for s in storages}, self._tick(), self._elapsed()
         for number in self._live - alive:
-            self.log.update(_ENDS[:3], number, seq, ns)
+            self.log.update(_ENDS, number, seq, ns)
         self._live &= alive
 
     def gradient(self, name: str, digest: str) -> None:
@@ -267,11 +268,11 @@ class Journal:
         program = log.add(
             "programs", log.text(contents.name), plain, contents.nbytes, contents.alignment, log.text(contents.device)
         )  # fmt: skip
-        first_work, first_slot = log.next_id("tasks"), log.next_id("slots")
+        first_task, first_slot = log.next_id("tasks"), log.next_id("slots")
         for slot in contents.slots:
             log.add(
                 "slots", program, slot.nbytes, SLOT_KINDS.index(slot.kind), CATEGORIES.index(slot.category), slot.begin,
-                slot.end, -1 if slot.maker < 0 else first_work + slot.maker, int(slot.outside),
+                slot.end, -1 if slot.maker < 0 else first_task + slot.maker, int(slot.outside),
             )  # fmt: skip
         for work in contents.works:
             file, line = (-1, 0) if work.place is None else (log.text(work.place[0]), work.place[1])
@@ -295,8 +296,7 @@ class Journal:
                 continue
             if now == FORWARD or storage.next < 0:
                 storage.read, storage.next = (seq, -1) if now == FORWARD else (storage.read, seq)
-                if storage.number >= 0:
-                    self._update(storage, storage.number)
+                self._note_use(storage)
 
     def _where(self, index: int) -> tuple[int, int]:
         """Place and call of what is made now: of what is being differentiated, or where the program is."""
