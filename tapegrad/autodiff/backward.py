@@ -82,14 +82,14 @@ def _walk(
     forced: AbstractSet[int],
     slices: bool,
 ) -> dict[int, Any]:
-    told = tracking.current.differentiating
+    differentiating = tracking.current.differentiating
     unseen = lead is None and not thread.recorders
     pull = thread.executor.pull
     for position in range(len(records) - 1, -1, -1):
         record = records.pop() if consume else records[position]
         if type(record) is Called:
             if record.results:
-                told(record.results[0].index)
+                differentiating(record.results[0].index)
             _pull_call(record, cts, keep, path, lead, forced)
             continue
         index = record.node.index
@@ -111,7 +111,7 @@ def _walk(
                     accumulate(cts, source, ct)
                 continue
             ct = ct.to_dense()
-        told(index)
+        differentiating(index)
         if unseen and record.plan.quick and _pull_small(record, pull, ct, cts, path):
             del record, ct
             continue

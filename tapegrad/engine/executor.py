@@ -104,7 +104,7 @@ class Executor:
         """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError."""
         raise phantom.unread(repr(node))
 
-    # Applications, of which nobody is told ---------------------------------------------------------------------
+    # Applications, not recorded ------------------------------------------------------------------------------
 
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A buffer for the value of a node: a new one, or ``into``."""
@@ -179,7 +179,7 @@ class Executor:
         aval, root, tracker = node.aval, source.root(), tracking.current
         if tracker.copies_slivers and region.is_sliver(array, aval, root):
             work = make.Application(node.prim, [source.array], node.params, aval)
-            copy = lambda: self._told(work, self.do(make.copy_of(array, aval)), node, into)
+            copy = lambda: self._reported(work, self.do(make.copy_of(array, aval)), node, into)
             return tracker.reserve((aval,), work.names, copy)
         if into is None:
             return Buffer(array, node, base=root)
@@ -216,7 +216,7 @@ class Executor:
             beside.postponed = False
         if prim.view and aval.device.is_view(outputs[0], arrays[0]):
             return self._view(node, inputs[0], outputs[0], into)
-        return self._told(work, outputs, node, into)
+        return self._reported(work, outputs, node, into)
 
     def _do_reserving(self, work: make.Application) -> list[Array]:
         """The arrays that ``work`` writes; the budget and the counts include its scratch."""
@@ -235,12 +235,12 @@ class Executor:
             tracking.current.label(buffer, work.category or "", work.names[0])
         return self.do(work, temporaries)
 
-    def _told(self, work: Work, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
+    def _reported(self, work: Work, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
         """A buffer for the first of the ``outputs`` of ``work``, which is reported to the tracker."""
         passes = tally.taken()
         out = _filled(outputs[0], node, into)
-        told = work.temporaries or getattr(node.prim, "gathers", False)
-        moves = work.moves(outputs, []) if told else [(work.reads, outputs)]
+        by_work = work.temporaries or getattr(node.prim, "gathers", False)
+        moves = work.moves(outputs, []) if by_work else [(work.reads, outputs)]
         tracking.current.ran(work.names, moves, passes, 0 if work.category else work.scratch_bytes)
         return out
 

@@ -18,17 +18,17 @@ def sources_of(run: Run, only_modules: bool = False) -> dict[str, dict[str, str]
 
     ``only_modules``: only of regular files whose names end in ``.py``.
     """
-    wanted: dict[str, set[int]] = defaultdict(set)
+    numbers: dict[str, set[int]] = defaultdict(set)
     for table in (run.frames, run.tasks):
         for file, line in zip(table["file"], table["line"]):
             if file >= 0:
-                wanted[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
+                numbers[run.text(file)].update(range(max(1, line - AROUND), line + AROUND + 1))
     sources: dict[str, dict[str, str]] = {}
-    for name, lines in wanted.items():
+    for name, lines in numbers.items():
         if only_modules and not (name.endswith(".py") and os.path.isfile(name)):
             continue
         texts = linecache.getlines(name)
-        mine = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
-        if mine:
-            sources[name] = mine
+        shown = {str(n): texts[n - 1].rstrip("\n")[:_WIDTH] for n in sorted(lines) if n <= len(texts)}
+        if shown:
+            sources[name] = shown
     return sources
