@@ -20,6 +20,7 @@ from typing import Any
 
 import common
 
+_OPERATIONS = 200
 COLUMNS = ("step", "wall", "cpu", "events", "tensor bytes", "bits equal")
 
 
@@ -77,6 +78,27 @@ def main() -> int:
     for _ in range(args.rounds):
         off.append(warm(step))
         on.append(recorded(lambda: warm(step))[0])
+    x = tg.asarray([1.0] * 4, dtype="float32")
+    v = tg.Variable(x)
+
+    def forward() -> object:
+        y = x
+        for _ in range(_OPERATIONS):
+            y = tg.tanh(y)
+        return y
+
+    def with_gradient() -> object:
+        with tg.GradientTape() as tape:
+            y = v
+            for _ in range(_OPERATIONS // 2):
+                y = tg.tanh(y) * x
+        return tape.gradient(y, v)
+
+    small = []
+    for name, f in (("forward", forward), ("with gradient", with_gradient)):
+        times = [(warm(f)[0], recorded(lambda f=f: warm(f))[0][0]) for _ in range(args.rounds)]
+        plain, profiled = (statistics.median(t[i] for t in times) / _OPERATIONS * 1e6 for i in (0, 1))
+        small.append((name, f"{plain:.1f} us", f"{profiled:.1f} us"))
     with tg.measure() as bare:
         before = gradients()
     with tg.measure() as watched:
@@ -88,6 +110,7 @@ def main() -> int:
     row = (f"{milliseconds:.0f} ms", f"{wall:.3f}x", f"{cpu:.3f}x", f"{events:,}", str(extra), "yes" if same else "NO")
     facts = common.about(args.threads)
     common.show(f"a recorded step of the demo ({args.scale}, stacks: {args.stacks})", COLUMNS, [row], facts)
+    common.show("an operation on 4 numbers", ("tanh, multiply", "plain", "recorded"), small, facts)
     if args.json:
         common.write("profiling", facts, [dict(zip(COLUMNS, row))], scale=args.scale, stacks=args.stacks)
     return 0 if same and not extra else 1
