@@ -22,8 +22,10 @@ def explain(*tensors: TensorLike, device: str | None = None, file: TextIO | None
     pending = {}
     for t in map(convert, tensors):
         b = region.viewed(t._buffer)
-        if b.array is None:
+        if b.array is None and not b.state:
             pending[id(b)] = b
+        elif b.array is None:
+            print(f"{t._buffer.node.aval!r}: was evicted ({t.nbytes} bytes); reading it recomputes it", file=file)
         else:
             print(f"{t._buffer.node.aval!r}: has its value already ({t.nbytes} bytes); no kernel", file=file)
     for number, group in enumerate(region.kernels(list(pending.values())), 1):
@@ -32,7 +34,7 @@ def explain(*tensors: TensorLike, device: str | None = None, file: TextIO | None
 
 def _explained(group: list[Buffer], device: str | None) -> str:
     needed, targets, shape, work = of_region(group, device and device.partition(":")[0])
-    leaves = [b.array for b in needed.leaves]
+    leaves = needed.arrays
     read, written = sum(map(cxx.extent, leaves)), sum(b.node.aval.nbytes for b in targets)
     lines = [
         f"{len(needed.order)} nodes over {shape}, {len(leaves)} inputs, {len(targets)} outputs; "

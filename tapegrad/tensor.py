@@ -21,7 +21,7 @@ from tapegrad.core.primitive import Site, elementwise
 from tapegrad.core.state import last_refusal, refuse, thread
 from tapegrad.device import Device, asdevice, cuda_index, current_device, is_array, phantom
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.evaluate import array_of, fill
+from tapegrad.engine.evaluate import array_of, fill, stored
 from tapegrad.errors import (
     DetachedError,
     DeviceError,
@@ -245,9 +245,7 @@ class Tensor(Methods):
         """The value as a NumPy array, to be read at once: it may be the tensor's memory, which nothing else holds."""
         self.look()
         b = self._buffer
-        if b.array is None:
-            fill((b,))
-        return self.device.numpy(phantom.real(b.array, b.node))
+        return self.device.numpy(phantom.real(stored(b), b.node))
 
     def to_numpy(self) -> Array:
         """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
@@ -259,7 +257,7 @@ class Tensor(Methods):
         """
         array, b = self._array, self._buffer
         if b.root().node.aval.nbytes > _LEAST_HELD or self.device.kind != "cpu":
-            return self.device.shared(array, b)
+            return self.device.shared(array, (array, b))
         view = self.device.xp.asarray(array).view()  # an array where NumPy has made a number
         view.flags.writeable = False
         return view
@@ -346,9 +344,7 @@ class Tensor(Methods):
         if any(batch.whole(buffer) is not buffer for batch in thread.batches):
             return None
         try:
-            if buffer.array is None:
-                fill((buffer,))
-            return self.device.numpy(phantom.real(buffer.array, buffer.node))
+            return self.device.numpy(phantom.real(stored(buffer), buffer.node))
         except DryRunError:
             return None
 

@@ -9,6 +9,7 @@ from tapegrad import nest
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.seeds import fitted, handles, wants_zeros
 from tapegrad.autodiff.zeros import zeros_of
+from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.state import tell, tell_no_more, thread
@@ -69,7 +70,7 @@ class ForwardAccumulator(Tangents):
         if self._recording:
             raise TapeStateError("this accumulator is recording already; make another one for a nested derivative")
         self._before = thread.recorders
-        self._recording = True
+        self._recording, self._graph = True, tracking.current.graph()  # so that tangents may be evicted, too
         try:
             tell(self)
             return self
@@ -86,6 +87,7 @@ class ForwardAccumulator(Tangents):
 
     def _stop(self) -> None:
         tell_no_more(self)
+        self._graph = None
         self._recording = False
 
     def jvp(self, target: object, unconnected_gradients: object = "none") -> Any:
@@ -107,7 +109,7 @@ class ForwardAccumulator(Tangents):
         """A variable was read: each value that it had has its tangent."""
         tangent = self._of_variables.get(variable.construction_number)
         if tangent is not None and value not in self._pushed:
-            self._give(value, tangent)
+            self._pushed[value] = tangent
 
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]

@@ -205,6 +205,7 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     node, inputs, plan, kept = record.node, record.inputs, record.plan, record.residuals
     residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be recomputed
     values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
+    _arrays = [b.array for b in residuals]  # a budget evicts none of them meanwhile
     del residuals
     for i in plan.lacking:
         if path is None or inputs[i].index in path:

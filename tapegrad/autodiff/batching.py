@@ -30,7 +30,7 @@ from tapegrad.ops.dispatch import barrier, bind, cast
 from tapegrad.ops.shape.join import stack
 from tapegrad.ops.shape.shape import broadcast_to, expand_dims, reshape
 from tapegrad.spellings import called_inside
-from tapegrad.tensor import Tensor, alias, identity_of, unwrapped
+from tapegrad.tensor import Tensor, alias, identity_of
 
 T = TypeVar("T")
 Randomness = Literal["same", "different", "error"]
@@ -53,10 +53,10 @@ class Batches(Pusher):
         """How many examples on which an operation on matrices fails an error names."""
         self._randomness = randomness
 
-    def during(self, f: Callable[..., T], *args: object) -> T:
+    def during(self, f: Callable[..., T], *args: object, **changes: Any) -> T:
         """What ``f(*args)`` returns, run on the first example."""
-        self._before, self._batches = thread.recorders, thread.batches
-        return during(unwrapped, f, *args, recorders=(*self._before, self), batches=(*self._batches, self))
+        self._batches = thread.batches
+        return super().during(f, *args, batches=(*self._batches, self), **changes)
 
     def alone(self, f: Callable[..., T], *args: object) -> T:
         """What ``f(*args)`` returns, told only to the recorders outside of this batch."""
@@ -85,7 +85,7 @@ class Batches(Pusher):
         """``new`` is the value of ``old``, hidden from tapes; the same holds for the values of all examples."""
         companion = self._pushed.get(old)
         if companion is not None:
-            self.alone(lambda: self._give(new, Tensor(alias(companion._buffer))))
+            self.alone(lambda: self.seed(Tensor(new), Tensor(alias(companion._buffer))))
 
     def draws(self) -> int:
         """How many draws one draw inside stands for.  Raises RandomnessError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
@@ -53,10 +53,14 @@ class Pusher:
     def __init__(self) -> None:
         self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
 
-    def during(self, f: Callable[..., T], *args: object) -> T:
-        """What ``f(*args)`` returns; companions are pushed through what it does."""
+    def during(self, f: Callable[..., T], *args: object, **changes: Any) -> T:
+        """Return what ``f(*args)`` returns, and push companions through it; ``changes``: of the thread's state."""
         self._before = thread.recorders
-        return during(unwrapped, f, *args, recorders=(*self._before, self))
+        graph = tracking.current.graph()  # so that companions may be evicted, too
+        try:
+            return during(unwrapped, f, *args, recorders=(*self._before, self), **changes)
+        finally:
+            del graph
 
     def outer(self) -> tuple[Recorder, ...]:
         """The recorders outside this one."""
@@ -73,15 +77,7 @@ class Pusher:
 
     def seed(self, x: Tensor, companion: Tensor) -> None:
         """Let ``x`` have ``companion``."""
-        self._give(x._buffer, companion)
-
-    def _give(self, buffer: Buffer, companion: Tensor) -> None:
-        self.accompany(buffer, companion)
-        tracking.current.accompanied(buffer)
-
-    def accompany(self, buffer: Buffer, companion: Tensor) -> None:
-        """Let ``buffer`` have ``companion``; the tracker, which may recompute values, is notified."""
-        self._pushed[buffer] = companion
+        self._pushed[x._buffer] = companion
 
     def pushed(self, x: Tensor) -> Tensor | None:
         """The companion of ``x``; None: it depends on nothing seeded."""
@@ -94,7 +90,7 @@ class Pusher:
     def carry(self, old: Buffer, new: Buffer) -> None:
         """``new`` has the same value as ``old``, and its companion."""
         if old in self._pushed:
-            self._give(new, self._pushed[old])
+            self._pushed[new] = self._pushed[old]
 
     def read(self, variable: Variable, value: Buffer) -> None:
         """A variable was read: its companion is that of its value, if there is one."""
@@ -106,7 +102,7 @@ class Pusher:
             return
         companion = self._push(node, inputs, out, companions)
         if companion is not None:
-            self._give(out, companion)
+            self._pushed[out] = companion
 
     def joins(self, node: Node) -> bool:
         """Whether a node is followed though no input has a companion: other processes may have one."""
@@ -119,7 +115,7 @@ class Pusher:
             return
         for out, companion in zip(outputs, self._push_call(call, inputs, outputs, companions), strict=True):
             if companion is not None:
-                self._give(out, companion)
+                self._pushed[out] = companion
 
     def _push(
         self, node: Node, inputs: tuple[Buffer, ...], out: Buffer, companions: list[Tensor | None]

@@ -106,9 +106,9 @@ class Steps:
     def run(self, ct: Any, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, by the executor in force; None: some buffer is not filled."""
         values: list[Any] = [self._buffer(ct), *residuals]
-        for b in values:
-            if b.array is None:
-                return None
+        arrays = [b.array for b in values]  # a budget evicts none of them meanwhile
+        if any(array is None for array in arrays):
+            return None
         if self._constants:
             values += [constant(*c) for c in self._constants]
         run = thread.executor.run

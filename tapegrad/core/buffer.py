@@ -1,13 +1,19 @@
 """Buffers: the cache slots of values.  Device bytes live here and nowhere else.
 
-A buffer is *pending* (lazy: ``array`` is None and ``inputs`` names the buffers its recipe reads), or *filled*.  Its
-bytes live as long as someone refers to the buffer: a tensor, a tape's record (a rule requires it), a pending buffer
-(which is to read it).  There are no counts to keep right and no cycles, so bytes are freed at their last use.
+A buffer is *filled*, or its ``array`` is None, and it is one of these:
+
+* *pending* (lazy): a kernel evaluates it from ``inputs``, the buffers that its recipe reads;
+* *postponed*: its node, of any kind, is applied to ``inputs`` when its value is needed, or never;
+* *evicted*: it was filled, and a budget took its bytes; its ``recipe`` says how to recompute them.
+
+Whoever needs bytes asks ``engine/evaluate.py``, which fills a buffer of any kind.  Bytes live as long as someone refers
+to the buffer, or until they are evicted.  There are no cycles, so they are freed at their last use.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 from tapegrad.core.storage import METER
 
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
 
 _allocate = METER.allocate
 NOTHING: tuple[Buffer, ...] = ()
+PLAIN, POSTPONED, EVICTED = range(3)
+"""States of a buffer: filled or pending; postponed; evicted.  The last two hold while its array is None."""
 fills = 0
 """How many pending buffers have got their bytes; as long as it is the same, results of a walk over them hold."""
 
@@ -30,13 +38,15 @@ class Buffer:
     in the same kernel, the shape it loops over and the axes it reduces.
     """
 
-    __slots__ = ("__weakref__", "array", "base", "inputs", "loop", "node", "recipe", "span", "storage")
+    __slots__ = (
+        "__weakref__", "array", "base", "errors", "inputs", "loop", "node", "recipe", "span", "state", "storage",
+    )  # fmt: skip
     storage: Storage
-    """Its bytes, once it has some of its own."""
+    """Its bytes, while it has some of its own."""
     recipe: Any
-    """While something records within a budget: how the value can be made again."""
-    postponed: bool = False
-    """Whether the node waits as a whole (see :class:`Postponed`): no kernel takes it in before it has been applied."""
+    """While something records within a budget, or the buffer is evicted: how to recompute the value."""
+    errors: Any
+    """Of a postponed buffer: how NumPy treated floating-point errors where the node was recorded."""
 
     def __init__(
         self,
@@ -53,12 +63,15 @@ class Buffer:
         self.inputs = inputs
         self.span = span
         self.loop = loop
+        self.state = PLAIN
         if array is not None and base is None:
             _allocate(self)
 
     def fill(self, array: Any) -> None:
-        """Evaluation gives a pending buffer its bytes; it lets go of what it was to be made from."""
+        """Give a buffer without bytes its ``array``; it lets go of what it was to be computed from."""
         global fills
+        if self.array is not None:  # an eviction in another thread was given up
+            return
         fills += 1
         before = self.inputs, self.span, self.loop
         self.inputs, self.span, self.loop, self.array = NOTHING, None, None, array
@@ -68,20 +81,86 @@ class Buffer:
             self.array = None
             self.inputs, self.span, self.loop = before
             raise
+        self.state = PLAIN
+
+    def show(self, array: Any, base: Buffer) -> Buffer:
+        """Give a buffer without bytes ``array``, a view of the bytes of ``base``."""
+        global fills
+        fills += 1
+        self.array, self.base, self.inputs, self.span, self.loop, self.state = array, base, NOTHING, None, None, PLAIN
+        return self
+
+    def evict(self, recipe: Any, in_use_too: bool = False) -> bool:
+        """Let go of the bytes, which ``recipe`` recomputes; False, and the buffer keeps them, if something uses them.
+
+        ``in_use_too``: let go of them all the same.
+        An interrupt between two statements leaves a buffer that is filled, or one that is evicted.
+        """
+        array, storage, owner, view = self.array, self.storage, None, None
+        if array.nbytes:  # else there is nothing that could be in use
+            owner = owner_of(array)
+            if owner is None or (owner is not array and (view := View.of(array, owner)) is None):
+                return False
+        weak = None if owner is None else ref(owner)
+        del array, owner
+        self.hide(recipe)
+        owner = None if weak is None else weak()  # a kernel under way, another thread, or an export has it
+        if owner is not None and not in_use_too:
+            self.array, self.state = owner if view is None else view.of_owner(owner), PLAIN
+            return False
+        METER.free(storage)  # another thread may have filled the buffer since
+        return True
+
+    def hide(self, recipe: Any) -> None:
+        """Let go of the array, which ``recipe`` recomputes: that of a view, or one that is not there yet."""
+        self.recipe, self.state = recipe, EVICTED
+        self.array = self.base = self.span = self.loop = None
+        self.inputs = NOTHING
+
+    @property
+    def is_recomputable(self) -> bool:
+        """Whether a budget may evict the value, and knows how to recompute it."""
+        recipe = getattr(self, "recipe", None)
+        return recipe is not None and bool(recipe.session)
 
     def root(self) -> Buffer:
         """The buffer that owns the bytes of a filled buffer: itself, or a view's base."""
         return self.base or self
 
 
-class Postponed(Buffer):
-    """A buffer whose node, of any kind, waits to be applied: until then it is pending.
+def owner_of(array: Any) -> Any:
+    """The array whose memory ``array`` shows: it lives as long as any view of it; None: that cannot be known."""
+    while type(base := getattr(array, "base", None)) is type(array):
+        array = base
+    return array if type(array).__weakrefoffset__ else None
 
-    ``errors``: how NumPy treated floating-point errors where the node was recorded.
-    """
 
-    __slots__ = ("errors", "postponed")
+class View(NamedTuple):
+    """An array as a view of its owner: some bytes of it, from ``start`` to ``stop``, reshaped, then transposed."""
 
-    def __init__(self, node: Node, inputs: tuple[Buffer, ...], errors: Any) -> None:
-        super().__init__(None, node, inputs)
-        self.errors, self.postponed = errors, True
+    start: int
+    stop: int
+    dtype: Any
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(array: Any, owner: Any) -> View | None:
+        """Return how ``array`` shows ``owner``; None: not by neighbouring bytes."""
+        order = sorted(range(array.ndim), key=lambda i: -array.strides[i])
+        dense = array.transpose(order)
+        if not (owner.flags.c_contiguous and dense.flags.c_contiguous):
+            return None
+        start = _address(array) - _address(owner)
+        axes = tuple([order.index(i) for i in range(array.ndim)])
+        return View(start, start + array.nbytes, array.dtype, dense.shape, axes)
+
+    def of_owner(self, owner: Any) -> Any:
+        """The array."""
+        part = owner.reshape(-1).view("u1")[self.start : self.stop]
+        return part.view(self.dtype).reshape(self.shape).transpose(self.axes)
+
+
+def _address(array: Any) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])

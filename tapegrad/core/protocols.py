@@ -114,6 +114,9 @@ class BatchRecorder(Recorder, Protocol):
 class Executor(Protocol):
     """It does works: at once, dry, or postponed."""
 
+    keeps_arrays: bool
+    """Whether arrays live on when their buffers have gone: what is captured refers to them."""
+
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
         """One application of a primitive, recorded: its value, or (lazy) a pending buffer.
 

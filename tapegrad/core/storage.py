@@ -160,6 +160,10 @@ class Meter:
         if self._at_once or len(self._log) >= CHUNK:  # by this thread, whose state the observer looks at
             self._fold()
 
+    def free(self, storage: Storage) -> None:
+        """The bytes of ``storage`` are free, though its buffer stays."""
+        self._append(storage)
+
     def locked(self, f: Callable[..., T], *args: Any) -> T:
         """Return what ``f(*args)`` returns; no other thread counts meanwhile."""
         with self.lock:

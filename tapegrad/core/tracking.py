@@ -61,9 +61,6 @@ class Tracker:
     def replaced(self, buffer: Buffer) -> None:
         """``buffer`` now holds a copy of its view."""
 
-    def accompanied(self, buffer: Buffer) -> None:
-        """``buffer`` has got a companion (see ``autodiff/companions.py``), which must be recomputed with its value."""
-
     def label(self, buffer: Buffer, category: str, name: str = "") -> None:
         """The bytes that ``buffer`` shows serve as ``category`` from now on; ``name``: of what holds them."""
 

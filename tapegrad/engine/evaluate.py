@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tapegrad.core import buffer as buffers
 from tapegrad.core import locks, tracking
 from tapegrad.core.aval import ShapedArray
-from tapegrad.core.buffer import NOTHING, Buffer, Postponed
+from tapegrad.core.buffer import EVICTED, POSTPONED, Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.primitive import Primitive
 from tapegrad.core.state import during, thread
@@ -33,21 +32,15 @@ def announce(node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
             recorder.record(node, inputs, out)
 
 
-def again(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-    """The value of a node whose buffer was dropped, in a new buffer; nobody is told."""
-    return during(thread.executor.run, node, inputs, recorders=(), deferring=None)
+def recompute(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
+    """Return a buffer for the value of a node that has been applied before: ``into``, or a new one; not recorded."""
+    return during(thread.executor.run, node, inputs, into, recorders=(), deferring=None)
 
 
-def same(out: Buffer, source: Buffer) -> Buffer:
-    """``out`` has the value of ``source``, which is filled: a view of all of it."""
-    buffers.fills += 1
-    out.array, out.base, out.inputs, out.span, out.loop = source.array, source.root(), NOTHING, None, None
-    return out
-
-
-def postponed(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
+def postponed(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
     """A buffer for a node of any kind that is applied when somebody asks for bytes that need it, or never."""
-    out = Postponed(node, inputs, errors_now())
+    out = Buffer(None, node, inputs) if into is None else into
+    out.inputs, out.errors, out.state = inputs, errors_now(), POSTPONED
     tracking.current.deferred(out)
     return out
 
@@ -66,50 +59,59 @@ def by_product(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
     return out
 
 
-def apart(prim: Primitive, inputs: tuple[Buffer, ...]) -> tuple[tuple[Buffer, ...], Postponed | None]:
+def apart(prim: Primitive, inputs: tuple[Buffer, ...]) -> tuple[tuple[Buffer, ...], Buffer | None]:
     """The operands, and the by-product that is to be written: one that is there already stays as it is."""
     operands, beside = prim.apart(inputs)
-    return operands, beside if isinstance(beside, Postponed) and beside.postponed else None
+    return operands, beside if beside is not None and beside.array is None else None
 
 
 def catch_up(targets: Iterable[Buffer]) -> None:
-    """Apply the postponed nodes among ``targets``, and those that they need, in order; elementwise ones then pend."""
+    """Recompute the evicted ones among ``targets``, and apply the nodes of the postponed ones, in order.
+
+    Postponed nodes that they need are applied, too.  Elementwise values pend then.
+    """
     with _lock:
-        stack: list[Any] = [b for b in targets if b.postponed]
+        stack: list[Any] = [b for b in targets if b.state and b.array is None]
         todo: dict[int, Any] = {}
+        evicted: dict[int, Buffer] = {}
         while stack:
             b = stack.pop()
-            if b.node.index not in todo:
+            if b.state == EVICTED:
+                evicted[id(b)] = b
+            elif b.node.index not in todo:
                 todo[b.node.index] = b
-                stack += [k for k in b.inputs if k.postponed]
+                stack += [k for k in b.inputs if k.state == POSTPONED and k.array is None]
         for b in list(todo.values()):
             beside = b.node.prim.apart(b.inputs)[1]
             if beside is not None:
                 todo.pop(beside.node.index, None)  # it is filled along
+        if evicted:
+            targets = list(evicted.values())
+            targets[0].recipe.restore(targets)
         during(_apply_all, todo, recorders=(), deferring=None)
 
 
-def _apply_all(todo: dict[int, Postponed]) -> None:
+def _apply_all(todo: dict[int, Buffer]) -> None:
     for index in sorted(todo):
         _apply_postponed(todo.pop(index))
 
 
-def _apply_postponed(b: Postponed) -> None:
+def _apply_postponed(b: Buffer) -> None:
     """Apply the node of a postponed buffer, under the floating-point error state of the time it was recorded."""
-    try:
-        b.postponed = False
-        with treating_errors(b.errors):
-            thread.executor.run(b.node, b.inputs, b)
-    except BaseException:
-        b.postponed = True
-        raise
+    with treating_errors(b.errors):
+        thread.executor.run(b.node, b.inputs, b)
+
+
+def stored(buffer: Buffer) -> Any:
+    """The array of ``buffer`` as it is stored, evaluated if need be; while a caller has it, it is not evicted."""
+    while (array := buffer.array) is None:  # another thread may evict it anew
+        fill((buffer,))
+    return array
 
 
 def array_of(buffer: Buffer) -> Any:
     """The device's array of ``buffer``, evaluated if need be."""
-    if buffer.array is None:
-        fill((buffer,))
-    array = buffer.array
+    array = stored(buffer)
     return _special(array, buffer) if type(array) in SPECIAL else array
 
 
@@ -150,12 +152,32 @@ def _finished(f: Callable[[], Any], deferring: list[Buffer]) -> Any:
 
 def waiting_below(node: Node, inputs: tuple[Buffer, ...]) -> Buffer | None:
     """The reduction that a node shows as a view, while it waits for others to share its kernel: the view waits, too."""
-    while node.prim.view and inputs[0].array is None:
+    while node.prim.view and inputs and inputs[0].array is None:
         below = inputs[0]
-        if not below.postponed:
+        if not below.state:
             return below if below.loop is not None else None
         node, inputs = below.node, below.inputs
     return None
+
+
+def needed(targets: list[Buffer]) -> tuple[list[Buffer], region.Region]:
+    """Return pending ``targets`` and the region that they need, with the arrays of all its leaves.
+
+    Leaves that are evicted are recomputed; an elementwise one is computed in the same kernel, if that stays short.
+    """
+    stays: dict[int, tuple[Buffer, Any]] = {}  # leaves and their arrays, which are not evicted meanwhile
+    while True:
+        found = region.collect(targets)
+        stays.update((id(b), (b, x)) for b, x in zip(found.leaves, found.arrays, strict=True) if x is not None)
+        missing = [b for b in found.leaves if id(b) not in stays]
+        if not missing:
+            break
+        catch_up(missing)
+        longer = region.collect(targets)
+        if len(longer.order) > region.MAX_NODES or len(longer.leaves) > region.MAX_LEAVES:
+            stays.update((id(b), (b, stored(b))) for b in missing)
+    found.arrays = [stays[id(b)][1] for b in found.leaves]
+    return [b for b in targets if b.array is None], found
 
 
 def fill(targets: Iterable[Buffer]) -> None:
@@ -168,7 +190,7 @@ def fill(targets: Iterable[Buffer]) -> None:
         postponed: list[Buffer] = []
         waiting: list[Buffer] = []
         for b in targets:
-            if b.array is None and not b.postponed:
+            if b.array is None and not b.state:
                 pending.append(b)
             elif b.array is None:
                 below = waiting_below(b.node, b.inputs)
@@ -180,18 +202,22 @@ def fill(targets: Iterable[Buffer]) -> None:
         todo: dict[int, Buffer] = {}
         views: dict[int, Buffer] = {}
         for b in (*pending, *postponed, *(thread.deferring or ())):
-            if b.node.prim.view and b.array is None:
+            if b.node.prim.view and b.array is None and not b.state:
                 views[id(b)] = b
                 b = region.viewed(b)
-            if b.array is None:
+            if b.array is None and not b.state:  # what was recomputed first may have been evicted since
                 todo[id(b)] = b
         if thread.deferring:
             thread.deferring.clear()
         if todo:
             pending = list(todo.values())
             for group in region.kernels(pending) if len(pending) > 1 else (pending,):
-                thread.executor.kernel(group)
+                group = [b for b in group if not b.state]  # a kernel before may have evicted one with what it reads
+                if group:
+                    thread.executor.kernel(group)
         for b in views.values():
-            same(b, region.viewed(b))
+            source = region.viewed(b)
+            b.show(stored(source), source.root())
+            tracking.current.filled(b, (source,))
         if waiting:
             catch_up(waiting)

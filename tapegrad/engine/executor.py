@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tapegrad.core import state, tracking
 from tapegrad.core.aval import ShapedArray, shaped
-from tapegrad.core.buffer import NOTHING, Buffer, Postponed
+from tapegrad.core.buffer import PLAIN, Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Steps
@@ -22,7 +22,7 @@ from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, postponed, same, waiting_below
+from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, needed, postponed, waiting_below
 from tapegrad.engine.operands import Operands
 from tapegrad.engine.work import Work
 
@@ -35,6 +35,8 @@ _LEAST_CREATED = 2**20
 
 class Executor:
     """Does works, and reports them to the tracker in force."""
+
+    keeps_arrays = False
 
     # Applications, recorded ------------------------------------------------------------------------------------
 
@@ -126,9 +128,9 @@ class Executor:
     def deferred(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
         """A pending buffer for the value of an elementwise node; a view of a filled one shows its bytes at once."""
         prim: Any = node.prim
-        if prim.view and inputs[0].array is not None:
+        if prim.view and (array := inputs[0].array) is not None:
             tracking.current.applied(node, inputs)
-            return same(Buffer(None, node, inputs) if into is None else into, inputs[0])
+            return _shown(array, node, inputs[0].root(), into)
         must, span, loop = region.admit(inputs, node.aval)
         if must:
             fill(must)
@@ -181,15 +183,12 @@ class Executor:
             work = make.Application(node.prim, [source.array], node.params, aval)
             copy = lambda: self._reported(work, self.do(make.copy_of(array, aval)), node, into)
             return tracker.reserve((aval,), work.names, copy)
-        if into is None:
-            return Buffer(array, node, base=root)
-        into.array, into.base, into.inputs, into.span, into.loop = array, root, NOTHING, None, None
-        return into
+        return _shown(array, node, root, into)
 
     def _reduction(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
         """A buffer for a reduction that takes a region as its prologue; it may wait to share a kernel."""
         source = inputs[0]
-        if source.loop is not None or source.postponed:  # it is computed from results itself
+        if source.loop is not None or source.state:  # it is computed from results itself
             fill(inputs)
         out = _pending(node, inputs, (1, 1), (source.node.aval.shape, node.params["axis"]), into)
         if thread.deferring is None:
@@ -200,7 +199,7 @@ class Executor:
 
     def _barrier(
         self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None,
-        beside: Postponed | None = None,
+        beside: Buffer | None = None,
     ) -> Buffer:  # fmt: skip
         """A buffer for the value of a barrier that runs now, or of a view that may have to copy."""
         prim, aval = node.prim, node.aval
@@ -213,7 +212,6 @@ class Executor:
             outputs = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
         if beside is not None:
             _filled(outputs[1], beside.node, beside)
-            beside.postponed = False
         if prim.view and aval.device.is_view(outputs[0], arrays[0]):
             return self._view(node, inputs[0], outputs[0], into)
         return self._reported(work, outputs, node, into)
@@ -271,7 +269,8 @@ class Executor:
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
-        kernel = make.of_region(targets)
+        targets, region_needed = needed(targets)
+        kernel = make.of_region(targets, needed=region_needed)
         tracker = tracking.current
         tracker.read(kernel.region.leaves)
         avals = [b.node.aval for b in kernel.targets]
@@ -321,11 +320,16 @@ def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
     return into
 
 
+def _shown(array: Array, node: Node, base: Buffer, into: Buffer | None) -> Buffer:
+    """A buffer that shows ``array``, a view of the bytes of ``base``."""
+    return Buffer(array, node, base=base) if into is None else into.show(array, base)
+
+
 def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into: Buffer | None) -> Buffer:
     if into is None:
         into = Buffer(None, node, inputs, span, loop)
     else:
-        into.span, into.loop = span, loop
+        into.inputs, into.span, into.loop, into.state = inputs, span, loop, PLAIN
     tracking.current.deferred(into)
     return into
 

@@ -33,14 +33,16 @@ class Kernel(NamedTuple):
     work: Work
 
 
-def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
+def of_region(targets: list[Buffer], kind: str | None = None, needed: region.Region | None = None) -> Kernel:
     """The kernel that gives the targets, of one loop shape, their bytes (and others that are worth theirs).
 
-    ``kind``: of the device for which it is written, ``"cpu"`` or ``"cuda"``; None: where the targets are.
+    ``kind``: of the device for which it is written, ``"cpu"`` or ``"cuda"``; None: where the targets are.  ``needed``:
+    the region that they need, if it is known.
     """
     device = targets[0].node.aval.device
     on_cuda = device.lazy if kind is None else kind == "cuda"
-    needed = region.collect(targets)
+    if needed is None:
+        needed = region.collect(targets)
     targets = (region.with_results if on_cuda else region.with_costly)(needed, targets)
     loops: list[region.LoopOf] = []
     axes = None
@@ -50,8 +52,7 @@ def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
     shape = loops[0][0]
     if on_cuda:
         return Kernel(needed, targets, shape, Launch(needed, targets, shape, axes, device))
-    leaves = [b.array for b in needed.leaves]
-    layouts = [layout(x, shape) for x in leaves]
+    layouts = [layout(x, shape) for x in needed.arrays]
     single = _single_ufunc(needed, layouts)
     if single is not None:
         return Kernel(needed, targets, shape, single)
@@ -60,7 +61,7 @@ def of_region(targets: list[Buffer], kind: str | None = None) -> Kernel:
         kept = shape if reduced is None else tuple(1 if i in reduced else n for i, n in enumerate(shape))
         writes.append((kept, b.node.aval.dtype))
     program = emit.program(needed, layouts, targets, device.xp)
-    return Kernel(needed, targets, shape, Tiling(program, shape, leaves, layouts, writes, axes or (), device))
+    return Kernel(needed, targets, shape, Tiling(program, shape, needed.arrays, layouts, writes, axes or (), device))
 
 
 def _single_ufunc(needed: region.Region, layouts: list[str]) -> Application | None:
@@ -73,7 +74,8 @@ def _single_ufunc(needed: region.Region, layouts: list[str]) -> Application | No
         return None
     if not prim.exact and STRIDED in layouts:  # a program copies such an operand
         return None
-    return Application(prim, [k.array for k in b.inputs], b.node.params, b.node.aval)
+    arrays = dict(zip(map(id, needed.leaves), needed.arrays, strict=True))
+    return Application(prim, [arrays[id(k)] for k in b.inputs], b.node.params, b.node.aval)
 
 
 class Application(Work):

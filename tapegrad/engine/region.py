@@ -85,11 +85,15 @@ LoopOf = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 @dataclass
 class Region:
-    """Pending buffers in the order of their nodes, the filled buffers they read, and how often they read them."""
+    """Pending buffers in the order of their nodes, the other buffers they read, and how often they read them.
+
+    ``arrays``: those of the leaves, which are not evicted while the region has them (None: a leaf is evicted).
+    """
 
     order: list[Buffer]
     leaves: list[Buffer]
     reads: dict[int, int]
+    arrays: list[Array]
 
     @cached_property
     def late(self) -> set[int]:
@@ -119,7 +123,7 @@ class Region:
 
 def viewed(view: Buffer) -> Buffer:
     """The value that a pending view shows whole."""
-    while view.array is None and view.node.prim.view:
+    while view.array is None and not view.state and view.node.prim.view:
         view = view.inputs[0]
     return view
 
@@ -128,9 +132,10 @@ _by_index, _ndim = attrgetter("node.index"), attrgetter("node.aval.ndim")
 
 
 def collect(targets: Iterable[Buffer]) -> Region:
-    """The pending buffers needed for ``targets``, the targets included."""
+    """The pending buffers needed for ``targets``, the targets included; an evicted one that they read is a leaf."""
     order: list[Buffer] = []
     leaves: list[Buffer] = []
+    arrays: list[Any] = []
     reads: dict[int, int] = {}
     seen: set[int] = set()
     stack = list(targets)
@@ -141,15 +146,17 @@ def collect(targets: Iterable[Buffer]) -> Region:
         seen.add(id(buffer))
         order.append(buffer)
         for b in buffer.inputs:
-            if b.array is None:
+            array = b.array
+            if array is None and not b.state:
                 stack.append(b)
             elif id(b) in reads:
                 reads[id(b)] += 1
             else:
                 reads[id(b)] = 1
                 leaves.append(b)
+                arrays.append(array)
     order.sort(key=_by_index)
-    return Region(order, leaves, reads)
+    return Region(order, leaves, reads, arrays)
 
 
 def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], Span, Loop | None]:
@@ -167,7 +174,7 @@ def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], 
             if b.node.aval.ndim:
                 leaves += 1
                 grew += 1
-        elif b.node.aval.shape != aval.shape or b.loop != loop or b.postponed:
+        elif b.node.aval.shape != aval.shape or b.loop != loop or b.state:
             must.append(b)
         else:
             pending.append(b)
@@ -237,7 +244,7 @@ class Reach:
     def exclusive_bytes(self) -> int:
         """As :meth:`Region.exclusive_bytes`."""
         leaves: Any = [weak() for weak in self._leaves]  # all alive: the chain is made from them
-        return Region([], leaves, self._reads).exclusive_bytes()
+        return Region([], leaves, self._reads, []).exclusive_bytes()
 
 
 def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> Loop | None:

@@ -1,7 +1,7 @@
 """Memory: the ledger, budgets that are kept, and checkpoints that trade time for bytes."""
 
 from tapegrad.memory import policies
-from tapegrad.memory.budget.budget import memory_budget, policy
+from tapegrad.memory.budget.budget import keep, memory_budget, policy
 from tapegrad.memory.checkpoint.loop import checkpointed_loop
 from tapegrad.memory.checkpoint.recompute import recompute_grad
 from tapegrad.memory.checkpoint.reversible import reversible
@@ -18,7 +18,7 @@ from tapegrad.spellings import open_to_users
 
 __all__ = [
     "CATEGORIES", "LEDGER", "CheckpointedSequence", "Measure", "Point", "Prediction", "Report", "Row", "Saved",
-    "ShapeDtype", "checkpoint_sequential", "checkpointed_loop", "measure", "memory_budget", "policies",
+    "ShapeDtype", "checkpoint_sequential", "checkpointed_loop", "keep", "measure", "memory_budget", "policies",
     "policy", "predict_peak", "recompute_grad", "report", "reversible", "saved", "scope", "step",
     "tiers", "use_plan",
 ]  # fmt: skip

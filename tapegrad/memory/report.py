@@ -18,7 +18,7 @@ from tapegrad.core.node import LEAF, Node
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
 from tapegrad.memory import html
-from tapegrad.memory.budget.recipes import Kept, Residuals, roots
+from tapegrad.memory.budget.recipes import Recipe, SavedBuffers, roots
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint
 from tapegrad.memory.ledger.frames import line_of
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -185,24 +185,21 @@ class _Table:
         """A buffer, something that stands for one or several, or a recording."""
         if isinstance(thing, Buffer):
             self._add(thing)
-        elif isinstance(thing, Kept):
-            self._add_kept(thing)
-        elif isinstance(thing, Residuals):
-            for each in thing.things:
-                self._add_thing(each)
+        elif isinstance(thing, SavedBuffers):
+            for buffer, recipe in zip(thing.buffers, thing.recipes, strict=True):
+                self._add_saved(buffer, recipe)
         elif isinstance(thing, Recording):
             for record in list(thing._records):
                 self.add_record(record)
         else:
             self._put(self._row(thing.node, "offloaded"))
 
-    def _add_kept(self, kept: Kept) -> None:
-        times, buffer = kept.recipe.times, kept.buffer
-        if buffer is None:
-            state = "evicted" if kept.recipe.slot is None else "offloaded"
-            self._put(replace(self._row(kept.recipe.node, state), times=times))
+    def _add_saved(self, buffer: Buffer, recipe: Recipe | None) -> None:
+        if recipe is not None and recipe.lacks_value():
+            state = "evicted" if recipe.slot is None else "offloaded"
+            self._put(replace(self._row(buffer.node, state), times=recipe.times))
         else:
-            self._add(buffer, times)
+            self._add(buffer, 0 if recipe is None else recipe.times)
 
     def _add(self, buffer: Buffer, times: int = 0) -> None:
         """A value that is there, with the storages it needs."""

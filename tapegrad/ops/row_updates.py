@@ -147,6 +147,8 @@ def _is_whole(content: Buffer) -> bool:
     root, array, aval = content.root(), content.array, content.node.aval
     if root.array is not array or root.node.params is SHARED or aval.nbytes <= _LEAST:
         return False
+    if root.is_recomputable:  # and so would lose what is written
+        return False
     if not array.flags.c_contiguous or phantom.is_phantom(array) or aval.device.kind != "cpu":
         return bool(array.flags.c_contiguous)
     return bool(array.flags.writeable) and not hasattr(array.base, "shape")  # no part of another array

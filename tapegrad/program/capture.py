@@ -120,6 +120,8 @@ class _Cells(dict[Cell, Any]):
 class Capture(Dry):
     """Writes down the works of a dry run."""
 
+    keeps_arrays = True
+
     def __init__(self, since: int, layouts: Layouts) -> None:
         super().__init__(since)
         self._layouts, self._number = layouts, 0

@@ -146,9 +146,10 @@ class Launch(Work):
     ) -> None:  # fmt: skip
         self._region, self._targets, self._shape, self._axes = region, targets, shape, axes
         self.device = device
-        self.reads: list[Any] = list(map(_array, region.leaves))
+        self.reads: list[Any] = region.arrays
         array_type = device.xp.ndarray
         lies: list[Any] = []
+        x: Any
         for x in self.reads:  # what of a leaf decides how it is read
             if type(x) is array_type and array_type is not CPU.xp.ndarray:
                 lies.append((x.shape, x.strides, x.data.ptr % 16))
@@ -309,7 +310,7 @@ def _compiled(
     return kernel
 
 
-_array, _dtype = attrgetter("array"), attrgetter("node.aval.dtype")
+_dtype = attrgetter("node.aval.dtype")
 _lies = attrgetter("node.aval.shape", "node.aval.dtype")
 
 

@@ -1,9 +1,9 @@
 """memory_budget: the live bytes of the ledger never exceed a number, and no gradient changes by a bit.
 
-Before bytes are taken, room is made by dropping values that only tapes want (``eviction`` says which); before a rule
-reads a dropped value, it is made again from its recipe (``recipes``): what is missing is collected, and each node run
-once, in the order of the tape, while other values may be dropped in turn.  What a handle of the user's holds is never
-dropped.  Where no room can be made, BudgetError says who holds the bytes.
+Before bytes are taken, memory is freed by evicting values (``eviction`` says which): their buffers are emptied.  A read
+of an evicted value, by a rule or by the user, recomputes it from its recipe (``recipes``): what is missing is
+collected, and each node run once, in the order of the tape, while other values may be evicted in turn.  Values that
+tapes save go first, then those that only the user holds.  Where none is left, BudgetError says who holds the bytes.
 
 The limit is the process's, as the ledger is: other threads' tapes are kept within it, too.
 """
@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from threading import get_ident
+from typing import TypeVar
 
+from tapegrad import nest
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.memory.budget.manager import MANAGER
@@ -21,18 +23,33 @@ from tapegrad.memory.ledger.figures import Measure
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.policies import Policy, checked
 from tapegrad.sizes import parse_bytes
+from tapegrad.tensor import Tensor
 
-__all__ = ["MANAGER", "memory_budget", "policy", "watched", "yielding"]
+T = TypeVar("T")
+
+__all__ = ["MANAGER", "keep", "memory_budget", "policy", "watched", "yielding"]
+
+
+def keep(tensors: T) -> T:
+    """Keep the values of ``tensors`` in memory: a budget evicts none of them from now on.
+
+    ``tensors``: a tensor, or a structure of them, which is returned.  One that has been evicted is recomputed first;
+    a lazy one is evaluated.  Outside of a budget nothing is evicted, and nothing is done.  Raises BudgetError.
+    """
+    for leaf in nest.flatten(tensors):
+        if isinstance(leaf, Tensor):
+            MANAGER.keep_resident(leaf._buffer)
+    return tensors
 
 
 class memory_budget:
     """``with tg.memory_budget("2GiB") as m:`` keeps the live bytes of the block within a limit; ``m``: a Measure.
 
-    ``limit``: bytes, or a size such as ``"512MiB"``.  Values that only tapes want are dropped when room is needed and
-    made again, bit for bit, when a derivative rule reads them: values recorded inside the block, that is, which are in
-    nobody's hands.  (Gradients through ``reversible`` blocks are equal to rounding, with or without a budget.)  Blocks
-    may be nested (the smallest limit counts) and hold for all threads.  Everything that is alive counts: parameters,
-    data, what the user holds.
+    ``limit``: bytes, or a size such as ``"512MiB"``.  Values recorded inside the block are evicted when memory is
+    needed, and recomputed, bit for bit, when a derivative rule or the program reads them, in the block or after it: a
+    list of hidden states may hold empty ones (:func:`keep` keeps values from that).  (Gradients through ``reversible``
+    blocks are equal to rounding, with or without a budget.)  Blocks may be nested (the smallest limit counts) and hold
+    for all threads.  Everything that is alive counts: parameters, data, exported memory.
 
     ``policy`` (``tg.memory.policies``; the innermost one is in force) is asked about each value that tapes want when it
     is recorded: what it saves is never dropped; what it offloads moves to another memory when room is needed, comes

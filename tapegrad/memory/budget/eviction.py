@@ -3,7 +3,7 @@
 The candidate with the least ``(cost + cost of its evicted neighbourhood) / (bytes * sqrt(distance))`` goes first.
 
 *Neighbourhood*: the evicted values that would have to be made again for it, or for which it would have to be.  It is
-kept as sets of evicted storages that touch each other, with union-find: dropping a value joins sets; making it again
+kept as sets of evicted values that touch each other, with union-find: dropping a value joins sets; making it again
 divides its set exactly while that is small, and else only takes its cost out (the paper's h_DTR-eq).
 
 *Distance*: the paper divides by staleness, the time since the last use, since it knows nothing of the future.  A tape
@@ -18,10 +18,11 @@ nothing is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from weakref import ref
 
 from tapegrad.device import asdevice
-from tapegrad.memory.budget.recipes import Graph, Recipe, Storage
+from tapegrad.memory.budget.recipes import Candidate, Graph, Recipe
 
 _FIRST = 256
 
@@ -29,11 +30,11 @@ _FIRST = 256
 _MOST_NEAR = 16
 """Neighbours looked at, the latest: a value may be read by thousands of others."""
 _MOST_DIVIDED = 256
-"""Storages of a set that is divided exactly."""
+"""Values of a set that is divided exactly."""
 
 
 class Part:
-    """A set of evicted storages (by index) that touch each other; ``edge``: the resident ones next to it."""
+    """A set of evicted values (by index) that touch each other; ``edge``: the resident ones next to it."""
 
     __slots__ = ("_into", "cost", "edge", "members")
 
@@ -65,15 +66,19 @@ class Part:
             other.edge, other.members, other._into = set(), set(), self
 
 
-def _of(recipe: Recipe) -> Storage:
-    assert recipe.storage is not None  # only storages come here
-    return recipe.storage
+Row = tuple[ref[Recipe], ref[Graph]]
+
+
+def _of(recipe: Recipe) -> Candidate:
+    assert recipe.candidate is not None  # only candidates come here
+    return recipe.candidate
 
 
 class Candidates:
-    """The resident storages that tapes want, as columns of numbers.
+    """The values that have bytes and may be evicted, as columns of numbers.
 
-    An interrupt between two statements may lose a free row until all are forgotten; it never lends one twice.
+    A row refers to its recipe weakly, and is free when that is gone, or names another row: an interrupt between two
+    statements may leave such a row, and may lose a free one until all are forgotten; it never lends one twice.
     """
 
     def __init__(self) -> None:
@@ -81,12 +86,14 @@ class Candidates:
         self._empty()
 
     def _empty(self) -> None:
-        self._rows: list[tuple[Recipe, Graph] | None] = []
+        self._rows: list[Row | None] = []
         self._free: list[int] = []
         self._numerators, self._sizes, self._places = (self._xp.zeros(0) for _ in range(3))
 
     def add(self, recipe: Recipe, graph: Graph, nbytes: int) -> None:
-        """A storage is resident and wanted."""
+        """The value has bytes, and may be evicted."""
+        if not self._free:
+            self._clear_gone()
         if not self._free:
             count = max(_FIRST, len(self._rows))
             self._numerators, self._sizes, self._places = (
@@ -98,90 +105,119 @@ class Candidates:
         row = self._free.pop()
         self._sizes[row] = max(nbytes, 1)
         self._places[row] = recipe.node.index
-        self._rows[row] = (recipe, graph)
+        self._rows[row] = (ref(recipe), ref(graph))
         _of(recipe).row, _of(recipe).spared = row, 0
         self.refresh(recipe, graph)
 
     def begin(self) -> None:
         """A budget begins: if there are none, rows are counted anew, for they decide between equal scores."""
-        if not any(self._rows):
+        if not any(True for _ in self._all()):
             self.clear()
 
     def clear(self) -> None:
-        """None is wanted any more."""
-        for row in self._rows:
-            if row is not None:
-                _of(row[0]).row = -1
+        """None may be evicted any more."""
+        for recipe, _ in self._all():
+            _of(recipe).row = -1
         self._empty()
 
+    def _all(self) -> Iterator[tuple[Recipe, Graph]]:
+        for row in self._rows:
+            there = row and self._there(row)
+            if there:
+                yield there
+
+    def _there(self, row: Row) -> tuple[Recipe, Graph] | None:
+        recipe, graph = row[0](), row[1]()
+        return None if recipe is None or graph is None else (recipe, graph)
+
+    def _clear_gone(self) -> None:
+        """Free the rows whose values are gone."""
+        for number, row in enumerate(self._rows):
+            if row is None:
+                continue
+            there = self._there(row)
+            if there is None or _of(there[0]).row != number:  # an interrupt left it
+                self._release(number)
+            elif there[0].value() is None:
+                self.remove(there[0])
+
+    def _release(self, row: int) -> None:
+        self._rows[row] = None
+        self._numerators[row] = self._xp.inf
+        self._free.append(row)
+
     def remove(self, recipe: Recipe) -> None:
-        """It is dropped, or wanted no longer."""
-        storage = recipe.storage
-        if storage is not None and storage.row >= 0:
-            row, storage.row = storage.row, -1
-            self._rows[row] = None
-            self._numerators[row] = self._xp.inf
-            self._free.append(row)
+        """Its value is evicted, or may not be any more."""
+        candidate = recipe.candidate
+        if candidate is not None and candidate.row >= 0:
+            row, candidate.row = candidate.row, -1
+            self._release(row)
 
     def best(self, here: int) -> tuple[Recipe, Graph] | None:
-        """The storage to drop first where the tape is at node ``here``."""
-        if not self._rows:
-            return None
-        scores = self._numerators / (self._sizes * self._xp.sqrt(self._xp.maximum(here - self._places, 1)))
-        row = int(scores.argmin())
-        return None if scores[row] == self._xp.inf else self._rows[row]
+        """The value to evict first where the tape is at node ``here``."""
+        while self._rows:
+            scores = self._numerators / (self._sizes * self._xp.sqrt(self._xp.maximum(here - self._places, 1)))
+            number = int(scores.argmin())
+            row = self._rows[number]
+            if scores[number] == self._xp.inf or row is None:
+                return None
+            there = self._there(row)
+            if there is not None and there[0].value() is not None and _of(there[0]).row == number:
+                return there
+            self._clear_gone()
+        return None
 
     def pass_over(self, recipe: Recipe) -> bool:
-        """Do not offer it until :meth:`refresh`: somebody holds it; False if it is no candidate, or is one anew."""
-        storage = _of(recipe)
-        if storage.row < 0 or storage.anew:
-            storage.anew = False
+        """Do not offer it until :meth:`refresh`: something uses it; False if it is no candidate, or is one anew."""
+        candidate = _of(recipe)
+        if candidate.row < 0 or candidate.anew:
+            candidate.anew = False
             return False
-        self._numerators[storage.row] = self._xp.inf
+        self._numerators[candidate.row] = self._xp.inf
         return True
 
     def spare(self, recipes: Iterable[Recipe]) -> None:
         """Do not offer these while there are others: a replay under way will read them."""
         for recipe in recipes:
-            storage = recipe.storage
-            if storage is not None and storage.row >= 0:
-                storage.spared += 1
-                self._numerators[storage.row] = self._xp.inf
+            candidate = recipe.candidate
+            if candidate is not None and candidate.row >= 0:
+                candidate.spared += 1
+                self._numerators[candidate.row] = self._xp.inf
 
     def unspare(self, recipe: Recipe, graph: Graph) -> None:
         """The replay has read it for the last time."""
-        storage = recipe.storage
-        if storage is not None and storage.spared:
-            storage.spared -= 1
+        candidate = recipe.candidate
+        if candidate is not None and candidate.spared:
+            candidate.spared -= 1
             self.refresh(recipe, graph)
 
     def offer_spared(self) -> bool:
         """Offer these, too, from now on; False if there are none."""
         offered = False
-        for row in self._rows:
-            if row is not None and _of(row[0]).spared:
-                _of(row[0]).spared = 0
-                self.refresh(*row)
+        for recipe, graph in self._all():
+            if _of(recipe).spared:
+                _of(recipe).spared = 0
+                self.refresh(recipe, graph)
                 offered = True
         return offered
 
     def refresh(self, recipe: Recipe, graph: Graph) -> None:
         """Its neighbourhood has changed."""
-        storage = _of(recipe)
-        if storage.spared:
+        candidate = _of(recipe)
+        if candidate.spared:
             return
-        if storage.transfer is not None:
-            if storage.row >= 0:
-                self._numerators[storage.row] = storage.transfer
-        elif storage.row >= 0:
+        if candidate.transfer is not None:
+            if candidate.row >= 0:
+                self._numerators[candidate.row] = candidate.transfer
+        elif candidate.row >= 0:
             parts = {}
-            for index in storage.near[-_MOST_NEAR:]:
+            for index in candidate.near[-_MOST_NEAR:]:
                 other = graph.recipes.get(index)
                 if other is not None and (known := _of(other).part) is not None:
                     part = known.all()
                     parts[id(part)] = part
                     part.edge.add(recipe.node.index)  # which may have been made, or made again, after the part
-            self._numerators[storage.row] = storage.cost + sum([p.cost for p in parts.values()])
+            self._numerators[candidate.row] = candidate.cost + sum([p.cost for p in parts.values()])
 
     # Evicted neighbourhoods ------------------------------------------------------------------------------------
 
@@ -192,9 +228,9 @@ class Candidates:
 
     def _joined(self, recipe: Recipe, graph: Graph) -> Part:
         """A new set for ``recipe``, joined with those next to it."""
-        storage = _of(recipe)
-        mine = storage.part = Part(storage.cost, {recipe.node.index})
-        for index in storage.near[-_MOST_NEAR:]:
+        candidate = _of(recipe)
+        mine = candidate.part = Part(candidate.cost, {recipe.node.index})
+        for index in candidate.near[-_MOST_NEAR:]:
             other = graph.recipes.get(index)
             if other is None:
                 continue
@@ -207,14 +243,14 @@ class Candidates:
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
         """``recipe``'s value was made again (and is a candidate anew, if it is wanted)."""
-        storage = _of(recipe)
-        if storage.part is None:
+        candidate = _of(recipe)
+        if candidate.part is None:
             return
-        part = storage.part.all()
-        storage.part = None
+        part = candidate.part.all()
+        candidate.part = None
         part.members.discard(recipe.node.index)
         if len(part.members) > _MOST_DIVIDED:
-            part.cost = max(0.0, part.cost - storage.cost)
+            part.cost = max(0.0, part.cost - candidate.cost)
         else:
             self._divide(part, graph)
         self._refresh_edge(part, graph)

@@ -12,21 +12,19 @@ from typing import Any, Protocol, TypeVar
 
 from tapegrad.core import locks, tracking
 from tapegrad.core.aval import GRAIN, ShapedArray, rounded
-from tapegrad.core.buffer import Buffer
+from tapegrad.core.buffer import EVICTED, Buffer
 from tapegrad.core.locks import synchronized
 from tapegrad.core.node import LEAF, Node
 from tapegrad.core.protocols import Recorder, Recording, Retained
-from tapegrad.core.state import thread
 from tapegrad.core.storage import METER
 from tapegrad.core.tracking import Tracker
 from tapegrad.device import in_use, pressure
-from tapegrad.engine.evaluate import fill
+from tapegrad.engine.evaluate import fill, stored
 from tapegrad.errors import BudgetError
-from tapegrad.memory.budget.companions import give, pushers, remember, wanted
+from tapegrad.memory.budget.evictable import Evictable
 from tapegrad.memory.budget.oom import budget_error, collected, live_set
-from tapegrad.memory.budget.recipes import Graph, Kept, Recipe, Residuals, Session, asked_of
+from tapegrad.memory.budget.recipes import Graph, Recipe, SavedBuffers, Session, asked_of
 from tapegrad.memory.budget.replay import replay
-from tapegrad.memory.budget.storages import Storages
 from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.memory.offload.offload import Moved, keeps_memory, kept_bytes, reclaim
 from tapegrad.memory.policies import RECOMPUTE, Answer, Policy
@@ -75,7 +73,7 @@ class Manager(Tracker):
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
         self._asked = False  # somebody is making room: who needs some waits
-        self._storages = Storages()
+        self._evictable = Evictable()
         self._graph: Callable[[], Graph | None] = _none
         self._session: Callable[[], Session | None] = _none
         """That of the graph, if something records."""
@@ -88,7 +86,7 @@ class Manager(Tracker):
 
     called, deferred, label, require = LEDGER.called, LEDGER.deferred, LEDGER.label, LEDGER.require
     read, ran, ran_small, replayed = LEDGER.read, LEDGER.ran, LEDGER.ran_small, LEDGER.replayed
-    walk, differentiating, rerun = LEDGER.walk, LEDGER.differentiating, LEDGER.rerun
+    differentiating, rerun = LEDGER.differentiating, LEDGER.rerun
 
     @property
     def follows_each(self) -> bool:  # type: ignore[override]
@@ -108,11 +106,11 @@ class Manager(Tracker):
         try:
             if not self._budgets:  # a program drops the same values whatever ran before it
                 self._rounds, self._passed = 0, []
-                self._storages.begin()
+                self._evictable.begin()
             self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure, yields)])
             graph = self._present()
             if graph is not None:
-                self._storages.registered_again(graph)
+                self._evictable.registered_again(graph)
             self._with_room(0, ("memory_budget",))
         except BaseException:
             self.leave(measure)
@@ -138,7 +136,7 @@ class Manager(Tracker):
     def _set(self, budgets: list[_Budget]) -> None:
         policies = [b.policy for b in budgets if b.policy is not None]
         self._budgets = budgets
-        self._storages.policy = policies[-1] if policies else None
+        self._evictable.policy = policies[-1] if policies else None
         tracking.install_budget(self if budgets else None)
 
     def _limit_pools(self) -> None:
@@ -148,14 +146,14 @@ class Manager(Tracker):
     def _open_room(self) -> None:
         """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
         limit = min([b.limit for b in self._budgets], default=inf)
-        offloads = limit == inf and self._storages.policy is not None
+        offloads = limit == inf and self._evictable.policy is not None
         METER.restrict(limit, self._asked or (tracking.current is self and (offloads or keeps_memory())))
 
     def in_child(self) -> None:
         """In a forked child nobody else makes room, and no other thread will ever leave a budget that it entered."""
         self._asked = False
         self._set([b for b in self._budgets if b.thread == get_ident()])
-        self._storages.offloads.in_child()
+        self._evictable.offloads.in_child()
         self._open_room()
 
     @contextmanager
@@ -165,13 +163,13 @@ class Manager(Tracker):
         Who watches goes on: a plan that is in force is so in the block, too.
         """
         before, reserved = dict(self.__dict__), METER.exchange_reservations({})
-        self._storages, self._graph, self._session = Storages(), _none, _none
+        self._evictable, self._graph, self._session = Evictable(), _none, _none
         self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
         self._decide([b for b in self._budgets if b.limit == inf and b.policy is None])
         try:
             yield
         finally:
-            self._storages.clear()
+            self._evictable.clear()
             self.__dict__.update(before)
             tracking.install_budget(self if self._budgets else None)
             METER.exchange_reservations(reserved)
@@ -198,16 +196,39 @@ class Manager(Tracker):
         graph = self._present()
         if graph is not None:
             fill(asked_of([r for i in nodes if (r := graph.recipes.get(i)) is not None]))
-            things = [t for r in read for t in (r.things if isinstance(r, Residuals) else (r,))]
-            sources = [t for t in things if type(t) is Kept]
-            self._storages.release(graph, nodes, sources, answer)
+            sources = [r for r in read if isinstance(r, SavedBuffers)]
+            self._evictable.release(graph, nodes, sources, answer)
 
-    @synchronized
     def graph(self) -> Session:
         """What a recording holds from its beginning to its end: recordings that overlap share it."""
+        graph = self._recipes()
+        if graph.present() is None and self.limit != inf:
+            self._return(graph)
+        return self._begun()
+
+    @synchronized
+    def _begun(self) -> Session:
         session = self._recipes().session()
         self._session = weakref.ref(session)
         return session
+
+    def _return(self, graph: Graph) -> None:
+        """Fill values of the user's that an earlier session left evicted, while there is memory for them.
+
+        They stay then: so the recordings to come need not keep what they are computed from.
+        """
+        for buffer in graph.survivors():
+            if self._has_room(buffer.node.aval.nbytes):
+                stored(buffer)
+        graph.survivors()
+
+    def walk(self, f: Callable[..., T], *args: Any) -> T:
+        """Return ``f(*args)``, a backward pass; values that it reads may be evicted anew until it ends."""
+        session = self._begun()
+        try:
+            return LEDGER.walk(f, *args)
+        finally:
+            del session
 
     def _recipes(self) -> Graph:
         """The graph of all that is kept; a new one if the last one has gone."""
@@ -217,7 +238,7 @@ class Manager(Tracker):
     def _new_graph(self) -> Graph:
         found = self._present()  # another thread's, made just now
         if found is None:
-            found = Graph(self.restore)
+            found = Graph(self.restore, self.read_saved)
             self._graph = weakref.ref(found)
         return found
 
@@ -242,47 +263,42 @@ class Manager(Tracker):
         graph = self._present()
         recipe = None if graph is None else graph.recipes.get(buffer.root().node.index)
         if graph is not None and recipe is not None:
-            answer = self._storages.named(graph, recipe, name)
+            answer = self._evictable.named(graph, recipe, name)
             if answer is not RECOMPUTE:
                 fill((buffer,))
 
     def filled(self, buffer: Buffer, inputs: tuple[Buffer, ...]) -> None:
-        """A pending buffer has become a storage of its own."""
+        """A pending value has got its bytes."""
         graph = self._present()
         recipe = None if graph is None else graph.recipes.get(buffer.node.index)
         if graph is not None and recipe is not None:
-            self._storages.filled(graph, recipe, inputs)
+            self._evictable.registered(graph, recipe, buffer)
 
     def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
-        """A record wants ``buffers``; those with a recipe may be dropped later."""
+        """Return what a record is to hold of ``buffers``; those that have recipes may be evicted later."""
         graph = self._graph() or self._new_graph()
-        keep = self._storages.keep
-        if len(buffers) == 1:  # most often
-            only = keep(graph, buffers[0])
-            if type(only) is not Kept:
-                return buffers
-            if len(thread.recorders) < 2 or not pushers():
-                return only
-        things = tuple([keep(graph, b) for b in buffers])
-        givers = pushers() if len(thread.recorders) > 1 else []
-        for thing, b in zip(things, buffers, strict=True) if givers else ():
-            if type(thing) is Kept:
-                remember(graph, thing, b, givers)
-        return Residuals(things) if any(type(thing) is Kept for thing in things) else buffers
+        saved = graph.saving(buffers)
+        if saved is None:
+            return buffers
+        self._evictable.save(saved)
+        return saved
+
+    def keep_resident(self, buffer: Buffer) -> None:
+        """Never evict the value of ``buffer``, from now on."""
+        if self._budgets or buffer.state:
+            stored(buffer)
+        root, graph = buffer.root(), self._present()
+        recipe = None if graph is None else graph.recipes.get(root.node.index)
+        if graph is not None and recipe is not None:
+            self._evictable.keep(graph, recipe)
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Retained:
-        """A record wants ``residuals`` for the rules of ``node``."""
+        """Return what ``recording`` is to hold of ``residuals``, which the rules of ``node`` read."""
         kept: Retained = residuals
         if residuals:
             if recording.graph is None:  # it began before the budget did
                 recording.graph = self.graph()
-            graph = self._graph()
-            if graph is not None and len(residuals) == 1:  # most often
-                only = self._storages.keep(graph, residuals[0])
-                if type(only) is Kept:
-                    kept = only if len(thread.recorders) < 2 else self.keep(residuals)
-            else:
-                kept = self.keep(residuals)
+            kept = self.keep(residuals)
         if LEDGER.detailed or LEDGER.journal is not None:
             LEDGER.recorded(recording, node, residuals)
         return kept
@@ -290,14 +306,6 @@ class Manager(Tracker):
     def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
         """With a listener, the graph learns how companions are made."""
         return recorders or (listener,)
-
-    def accompanied(self, buffer: Buffer) -> None:
-        """A value has got a companion; a tape may have kept it before."""
-        graph = self._present()
-        recipe = None if graph is None else graph.recipes.get(buffer.node.index)
-        kept = None if recipe is None else recipe.keeping()
-        if graph is not None and kept is not None and kept.buffer is buffer:
-            remember(graph, kept, buffer, pushers())
 
     def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: Any) -> T:
         """What ``make(*args)`` returns, which makes buffers of values like these.  Raises BudgetError."""
@@ -330,7 +338,7 @@ class Manager(Tracker):
     def relieve(self, nbytes: int) -> bool:
         """The device itself has no room: drop about so many bytes; False if nothing could be dropped."""
         before = LEDGER.live_bytes
-        while before - LEDGER.live_bytes < max(1, nbytes) and self._drop_one():
+        while before - LEDGER.live_bytes < max(1, nbytes) and (self._drop_one() or self._drop_unsaved()):
             pass
         return reclaim(nbytes) > 0 or LEDGER.live_bytes < before
 
@@ -338,7 +346,7 @@ class Manager(Tracker):
 
     @synchronized
     def _offload(self) -> None:
-        self._storages.offload(self._here)
+        self._evictable.offload(self._here)
 
     @synchronized
     def _with_room(self, nbytes: int, names: Sequence[str], take: Callable[..., Any] = bool, *args: Any) -> None:
@@ -353,13 +361,14 @@ class Manager(Tracker):
             self._open_room()
 
     def _make_room(self, nbytes: int, names: Sequence[str]) -> None:
-        offloads = self._storages.offloads
+        offloads = self._evictable.offloads
         while (over := self._taken() + nbytes - self.limit) > 0:
             if not (
                 offloads.give_way(int(over))
                 or self._drop_one()
                 or reclaim(int(over))
                 or self._drop_last_resort()
+                or self._drop_unsaved()
                 or self._give_way(over)
                 or collected()
             ):
@@ -377,31 +386,39 @@ class Manager(Tracker):
         costs time), for several rounds.
         """
         before = LEDGER.live_bytes
-        return self._storages.guard.run(self._drop_best) or LEDGER.live_bytes < before
+        return self._drop_best() or LEDGER.live_bytes < before
 
     def _drop_best(self) -> bool:
-        storages, before = self._storages, LEDGER.live_bytes
-        storages.register_new()
+        evictable, before = self._evictable, LEDGER.live_bytes
+        evictable.register_new()
         self._rounds += 1
         if len(self._passed) < _PASSED_FOR or self._rounds % _PASSED_FOR == 0:
             self._offer_again()
         looked_at = 0
         while True:
-            while (found := storages.candidates.best(self._here)) is not None:
-                if storages.drop(*found):
-                    if found[0].slot is None:
+            while (best := evictable.candidates.best(self._here)) is not None:
+                if evictable.evict(*best):
+                    if best[0].slot is None:
                         LEDGER.evicted()
                     return True
                 if LEDGER.live_bytes < before:  # what it was made from has gone instead
                     return False
-                if storages.candidates.pass_over(found[0]):
-                    self._passed.append((weakref.ref(found[0]), weakref.ref(found[1])))  # it may go any time
+                if evictable.candidates.pass_over(best[0]):
+                    self._passed.append((weakref.ref(best[0]), weakref.ref(best[1])))  # it may go any time
                     looked_at += 1
-            if looked_at == len(self._passed) and not storages.candidates.offer_spared():  # all of them, just now
+            if looked_at == len(self._passed) and not evictable.candidates.offer_spared():  # all of them, just now
                 self._offer_again()
                 return False
             looked_at = 0
             self._offer_again()
+
+    def _drop_unsaved(self) -> bool:
+        """Drop a value that no tape saves, but somebody holds; False if there is none."""
+        graph = self._present()
+        if graph is None:
+            return False
+        self._evictable.offer_all(graph)
+        return self._drop_one()
 
     def _drop_last_resort(self) -> bool:
         """Drop what costs least among what is dropped only before an error; False if there is nothing."""
@@ -424,64 +441,50 @@ class Manager(Tracker):
     def _offer_again(self) -> None:
         for recipe, graph in [(r(), g()) for r, g in self._passed]:
             if recipe is not None and graph is not None:
-                self._storages.candidates.refresh(recipe, graph)
+                self._evictable.candidates.refresh(recipe, graph)
         self._passed = []
 
     def _infeasible(self, nbytes: int, names: Sequence[str], taken: int) -> BudgetError:
         graph = self._present()
-        for kept in graph.kept() if graph is not None else ():
-            if kept.buffer is not None and kept.buffer.array is not None:
-                LEDGER.label(kept.buffer, "activation", "a tape")
+        for _, buffer in graph.saved() if graph is not None else ():
+            LEDGER.label(buffer, "activation", "a tape")
         return budget_error(nbytes, names, taken, int(self.limit))
 
-    # Making values again ---------------------------------------------------------------------------------------
+    # Recomputing values ----------------------------------------------------------------------------------------
 
-    def restore(self, kept: tuple[Kept, ...]) -> tuple[Any, ...]:
-        """The buffers of kept values; what is missing is made again."""
-        if len(kept) == 1 and not self._storages.offloads.any and not thread.recorders:  # most often
-            (only,) = kept
-            if only.buffer is not None:
-                self._here = only.recipe.node.index
-                return (only.buffer,)
-        here, present = 0, []
-        for k in kept:
-            here = max(here, k.recipe.node.index)
-            present.append(k.buffer)
+    def restore(self, graph: Graph, buffers: Sequence[Buffer]) -> None:
+        """Fill ``buffers``, which are evicted."""
+        recipes = {b.node.index: b.recipe for b in buffers if b.array is None}
+        if recipes:
+            replay(graph, list(recipes.values()), self._evictable)
+
+    def read_saved(self, saved: SavedBuffers) -> None:
+        """A rule reads ``saved``: fill what is evicted."""
+        graph, here, evicted, arrays = saved.graph, 0, [], []
+        records = graph.present() is not None
+        for b, recipe in zip(saved.buffers, saved.recipes, strict=True):
+            array = b.array
+            if recipe is not None:
+                here = max(here, recipe.node.index)
+                if array is None and b.state == EVICTED:
+                    evicted.append(b)
+                elif records and getattr(b, "recipe", None) is None:
+                    graph.may_evict(recipe, b)
+            arrays.append(array)  # it stays while others are recomputed
         self._here = here
-        if None not in present and not thread.recorders and not self._storages.offloads.any:
-            return tuple(present)
-        return tuple(map(self._restored(kept).__getitem__, map(id, kept)))
-
-    def _restored(self, kept: tuple[Kept, ...]) -> dict[int, Buffer]:
-        """By the ids of kept values; with companions, and what a tier will be asked for next."""
-        found: dict[int, Any] = {id(k): k.buffer for k in kept}
-        missing = [k.recipe for k in kept if found[id(k)] is None]
-        givers, there = pushers(), {}
-        if givers:
-            sources = [c.source for k in kept for c in wanted(found[id(k)], k.companions, givers)]
-            recipes = {s.node.index: s for s in sources if type(s) is Recipe}
-            there = {i: b for i, r in recipes.items() if (b := r.value()) is not None}
-            missing += [r for i, r in recipes.items() if i not in there and r not in missing]
-        if missing:
-            made = replay(kept[0].graph, missing, self._storages)
-            for k in kept:
-                if found[id(k)] is None:
-                    found[id(k)] = made[k.recipe.node.index]
-            there.update(made)
-        for k in kept if givers else ():
-            give(found[id(k)], k.companions, givers, there)
-        if self._storages.offloads.any:
-            self._prefetch(self._here)
-        return found
+        if evicted:
+            self.restore(graph, evicted)
+        if self._evictable.offloads.any:
+            self._prefetch(here)
 
     @synchronized
     def _prefetch(self, here: int) -> None:
-        self._storages.guard.run(self._storages.offloads.prefetch, here, self._has_room)
+        self._evictable.offloads.prefetch(here, self._has_room)
 
     @synchronized
     def bring(self, moved: Moved) -> bool:
         """Start bringing a value back that was offloaded, if there is room."""
-        return self._storages.offloads.bring(moved, self._has_room)
+        return self._evictable.offloads.bring(moved, self._has_room)
 
     def _has_room(self, nbytes: int) -> bool:
         """Whether a value may come back early: twice its bytes are left to what runs meanwhile."""

@@ -1,13 +1,13 @@
-"""Recipes: how to make again a value whose buffer was dropped, and what of it a tape keeps.
+"""Recipes: how to recompute a value whose buffer was evicted, and what a tape's record keeps of it.
 
-Under a budget the nodes that a tape may want again are noted in a :class:`Graph`: each :class:`Recipe` names its
-inputs' recipes, and the buffers of inputs that have none (variables, data).  A recipe refers to its value weakly, so
-values are freed at their last use as ever.  What a tape's record keeps is a :class:`Kept`: the one strong reference of
-the tape's to a buffer, which may be dropped, because the recipe remains.  **Eviction is nothing but that.**
+Within a budget the nodes that a tape may need again are noted in a :class:`Graph`: each :class:`Recipe` names its
+inputs' recipes, and the buffers of inputs that have none (variables, data, values of earlier recordings).  A recipe
+refers to its value weakly, so values are freed at their last use as ever.  **Eviction empties the buffer** and leaves
+all references to it in place: handles, records and pending values find it empty, and whoever reads it fills it again.
 
-Who owns what: a kept value owns its recipe, and a recipe those it is made from.  While something records, whatever is
-alive may come to be kept: recordings own a session, and until that ends each value owns its recipe.  So what no tape
-needs goes at once, and a value's history when nothing records.
+What refers to a recipe: a record that saves the value (:class:`SavedBuffers`), a recipe that is computed from it, an
+evicted buffer, and, while something records, every buffer that is alive, since it may come to be saved.  So what no
+tape needs goes at once, and a value's history when nothing records.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from tapegrad.core import locks, references
-from tapegrad.core.buffer import Buffer
+from tapegrad.core.buffer import EVICTED, Buffer
 from tapegrad.core.node import SHARED, Node
 from tapegrad.core.state import thread
 from tapegrad.device.numerics import bits
@@ -28,25 +27,24 @@ from tapegrad.errors import RecomputeError
 from tapegrad.memory.policies import RECOMPUTE, Answer
 
 if TYPE_CHECKING:
-    from tapegrad.memory.budget.companions import Companions
     from tapegrad.memory.budget.eviction import Part
 
 
-class Storage:
-    """What is known of a value whose bytes tapes want.
+class Candidate:
+    """What is known of a value whose bytes may be evicted.
 
-    ``holders``: the nodes (by index) whose kept values hold these bytes.  ``near``: the storages next to it, with none
-    in between.  ``cost``: of making it from those.  ``part``: while it is dropped, the set of dropped ones it belongs
-    to.  ``row``: while it is there, its row among the candidates for eviction (-1: none).  ``spared``: how many
-    replays under way will read it.  ``answer``: what the policy in force says of it.  ``transfer``: if that is to
-    offload it, the cost of moving it away and back.  ``anew``: it could not be moved just now, so it is offered again,
-    by the cost of making it.
+    ``readers``: nodes (by index) whose values may show these bytes, or be pending and read them.  ``near``: the
+    candidates next to it, with none in between.  ``cost``: of recomputing it from those.  ``part``: while it is
+    evicted, the set of evicted ones it belongs to.  ``row``: while it may be evicted, its row in :class:`Candidates`
+    (-1: none).  ``spared``: how many replays under way will read it.  ``answer``: what the policy in force says of it.
+    ``transfer``: if that is to offload it, the cost of moving it away and back.  ``anew``: it could not be moved just
+    now, so it is offered again, by the cost of recomputing it.  ``unsaved``: it may be evicted though no tape saves it.
     """
 
-    __slots__ = ("anew", "answer", "cost", "holders", "near", "part", "row", "spared", "transfer")
+    __slots__ = ("anew", "answer", "cost", "near", "part", "readers", "row", "spared", "transfer", "unsaved")
 
     def __init__(self) -> None:
-        self.holders: set[int] = set()
+        self.readers: set[int] = set()
         self.near: list[int] = []
         self.cost = 0.0
         self.part: Part | None = None
@@ -54,29 +52,31 @@ class Storage:
         self.spared = 0
         self.answer: Answer = RECOMPUTE
         self.transfer: float | None = None
-        self.anew = False
+        self.anew = self.unsaved = False
 
 
 @final
 class Recipe:
     """How the value of ``node`` comes from ``inputs`` (recipes, or buffers of what has none).
 
-    ``buffer``: a weak reference to its present buffer.  ``kept``: one to what tapes keep of it.  ``roots``: of a kept
-    view or pending value, the storages it holds (by index).  ``times``: how often it was made again.  ``names``: what
-    the user calls it.  ``slot``: its bytes in a tier, once they have been moved there.  ``pinned``: its buffer,
-    if it has been decided to keep that in place of what it was made from.  ``beside``: recipe of the by-product that
-    is written along.  ``session``: the number of the last one that has used it.  Without ``__slots__``: of most
-    values the defaults stay.
+    ``buffer``: a weak reference to its present buffer.  ``saves``: what records hold of it.  ``times``: how often it
+    was recomputed.  ``names``: what the user calls it; ``kept``: by the user, from eviction.  ``slot``: its bytes in a
+    tier, once they have been moved there.  ``pinned``: its buffer, if it has been decided to keep that in place of what
+    it was computed from.  ``beside``: recipe of the by-product that is written along.  ``sources``: while it is
+    evicted, what is to stay for its sake.  ``session``: the number of that in which it was made.  ``graph``: once it
+    may be evicted though nothing records.  Without ``__slots__``: of most values the defaults stay.
     """
 
-    kept: weakref.ref[Kept] | None = None
-    storage: Storage | None = None
-    roots: tuple[int, ...] = ()
+    saves: Sequence[weakref.ref[SavedBuffers]] = ()
+    candidate: Candidate | None = None
     times = 0
     names: tuple[str, ...] = ()
+    kept = False
     slot: Any = None
     pinned: Buffer | None = None
     beside: weakref.ref[Recipe] | None = None
+    sources: Sequence[object] = ()
+    graph: Any = None
 
     def __init__(self, node: Node, inputs: tuple[Recipe | Buffer, ...], out: Buffer, session: int = 0) -> None:
         self.node = node
@@ -88,72 +88,65 @@ class Recipe:
         """The buffer, if there is one."""
         return self.buffer()
 
-    def keeping(self) -> Kept | None:
-        """What tapes keep of it, if any does."""
-        return None if self.kept is None else self.kept()
+    def filled(self) -> Buffer | None:
+        """The buffer, if it has bytes."""
+        b = self.buffer()
+        return None if b is None or b.array is None else b
+
+    def lacks_value(self) -> bool:
+        """Whether there is no buffer, or only an evicted one."""
+        b = self.buffer()
+        return b is None or (b.array is None and b.state == EVICTED)
+
+    def save(self, weak: weakref.ref[SavedBuffers]) -> None:
+        """A record saves the value."""
+        saves = self.saves
+        if not saves:
+            self.saves = [weak]
+        else:
+            if len(saves) >= _FIRST_CLEARED and not len(saves) & (len(saves) - 1):  # a power of two
+                self.saves = saves = [w for w in saves if w() is not None]
+            saves.append(weak)  # type: ignore[attr-defined]
+
+    def is_saved(self) -> bool:
+        """Whether some tape's record saves the value."""
+        return any(weak() is not None for weak in self.saves)
+
+    def times_saved(self, buffer: Buffer) -> int:
+        """How often records refer to ``buffer``, which has the value."""
+        return sum([b is buffer for weak in self.saves if (s := weak()) is not None for b in s.buffers])
 
     def along(self) -> Recipe | None:
-        """The by-product that is made along with the value: one that tapes keep, and that has been dropped."""
+        """The by-product that is computed along with the value: one that tapes save, and that has been evicted."""
         beside = None if self.beside is None or self.slot is not None else self.beside()
-        gone = beside is not None and beside.slot is None and beside.value() is None
-        return beside if gone and beside is not None and beside.keeping() is not None else None
+        if beside is not None and beside.slot is None and beside.lacks_value() and beside.is_saved():
+            return beside
+        return None
+
+    def restore(self, buffers: Sequence[Buffer]) -> None:
+        """Fill ``buffers``, which are evicted."""
+        self.graph.restore(buffers)
 
 
 @final
-class Kept:
-    """What the records of tapes keep of one value: its buffer, until that is dropped.
+class SavedBuffers:
+    """What a record keeps within a budget: ``buffers``, and the ``recipes`` of those that may be evicted."""
 
-    ``sources``: while it is dropped, kept values of what it is to be made from and that are still there.
-    ``companions``: those that come back with the value (see ``companions.py``).  Without ``__slots__``, as recipes are.
-    """
+    __slots__ = ("__weakref__", "buffers", "graph", "recipes")
 
-    sources: tuple[Kept, ...] = ()
-    companions: Companions | None = None
-
-    def __init__(self, recipe: Recipe, graph: Graph, buffer: Buffer) -> None:
-        self.recipe = recipe
+    def __init__(self, graph: Graph, buffers: tuple[Buffer, ...], recipes: tuple[Recipe | None, ...]) -> None:
         self.graph = graph
-        self.buffer: Buffer | None = buffer
-
-    def fill(self, buffer: Buffer) -> None:
-        """The value is there, or is there again."""
-        self.buffer, self.sources = buffer, ()
+        self.buffers = buffers
+        self.recipes = recipes
 
     def restored(self) -> tuple[Buffer, ...]:
-        """The buffer, made again if need be: a record may hold one kept value in place of residuals."""
-        return self.graph.restore((self,))
+        """The buffers; those that were evicted are filled."""
+        self.graph.read(self)
+        return self.buffers
 
     def there(self) -> tuple[Buffer, ...]:
-        """The buffer, if it has not been dropped."""
-        return () if self.buffer is None else (self.buffer,)
-
-
-class Watch(weakref.ref[Kept]):
-    """A weak reference to a kept value that somebody has offered for eviction: it tells when no record refers to it."""
-
-    __slots__ = ("graph", "index")
-    graph: weakref.ref[Graph]
-    index: int
-
-
-class Residuals:
-    """What a record holds: kept values, and buffers that cannot be made again."""
-
-    __slots__ = ("things",)
-
-    def __init__(self, things: tuple[Kept | Buffer, ...]) -> None:
-        self.things = things
-
-    def restored(self) -> tuple[Buffer, ...]:
-        """The buffers, made again if need be."""
-        kept = [k for k in self.things if type(k) is Kept]
-        made = iter(kept[0].graph.restore(tuple(kept)))
-        return tuple([next(made) if type(k) is Kept else k for k in self.things])
-
-    def there(self) -> tuple[Buffer, ...]:
-        """The buffers that have not been dropped."""
-        buffers = [k.buffer if type(k) is Kept else k for k in self.things]
-        return tuple([b for b in buffers if b is not None])
+        """The buffers that are not evicted."""
+        return tuple([b for b in self.buffers if b.array is not None or b.state != EVICTED])
 
 
 def _checksum(buffer: Buffer) -> bytes:
@@ -203,10 +196,10 @@ class Index:
 
 
 class Session:
-    """What recordings in progress hold: until it ends, values that are alive hold their recipes, and may be kept.
+    """What recordings and backward passes in progress hold: until it ends, values that are alive hold their recipes.
 
-    When the last of them ends, only those recipes are left that a kept value needs: so a tape that lives on holds
-    nothing of later steps, and a value carried from step to step does not carry its history along.
+    When the last of them ends, only those recipes are left that a saved or evicted value needs: so a tape that lives on
+    holds nothing of later steps, and a value carried from step to step does not carry its history along.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -221,14 +214,17 @@ class Session:
 
 
 class Graph:
-    """The recipes of values that tapes keep, or may come to keep, by node index.
+    """The recipes of values that tapes save, or may come to save, by node index.
 
-    Who holds a recipe: a kept value, a recipe that is made from it, and, while something records, its value.
+    ``restore``: fills evicted buffers; ``read``: what a record has saved.
     """
 
-    def __init__(self, restore: Callable[[tuple[Kept, ...]], tuple[Buffer, ...]]) -> None:
+    def __init__(
+        self, restore: Callable[[Graph, Sequence[Buffer]], None], read: Callable[[SavedBuffers], None]
+    ) -> None:
         self.recipes = Index()
-        self.restore = restore
+        self.read = read
+        self._restore = restore
         self._session: weakref.ref[Session] | None = None
         self.number = next(_numbers)
         """The number of the session, which no other graph has; before the first session, one that no value bears."""
@@ -236,6 +232,14 @@ class Graph:
         self._live: list[weakref.ref[Buffer]] = []
         """Values that hold their recipes; those that are gone are forgotten when it has doubled."""
         self._prune_at = _FIRST_PRUNING
+        self._survivors: list[weakref.ref[Buffer]] = []
+        """Values that still hold their recipes though the session in which they were made has ended."""
+        self.evicts_unsaved = False
+        """Whether values that no tape saves have been offered for eviction since a session last began."""
+
+    def restore(self, buffers: Sequence[Buffer]) -> None:
+        """Fill ``buffers``, which are evicted."""
+        self._restore(self, buffers)
 
     def session(self) -> Session:
         """What a recording is to hold from its beginning to its end."""
@@ -286,18 +290,22 @@ class Graph:
             self.recipes.clear_gone()
 
     def _source(self, buffer: Buffer) -> Recipe | Buffer:
-        """What is noted of an operand: its recipe, or itself if it has none."""
+        """What is noted of an operand: its recipe, or itself if it has none of this session.
+
+        So what is carried from one recording to the next does not carry its history along.
+        """
         recipe = self.recipes.get(buffer.node.index)
-        if recipe is None:
-            if buffer.array is not None:
-                if buffer.base is not None or buffer.node.params is SHARED:
-                    self._note_shared(buffer)
-                elif not hasattr(buffer, "recipe"):
-                    buffer.recipe = _NO_RECIPE  # and never will have one
-            return buffer
-        if recipe.session != self.number:
-            self._carry(recipe, buffer)
-        return recipe
+        if recipe is not None and recipe.session == self.number:
+            return recipe
+        if recipe is not None and recipe.pinned is None and recipe.filled() is buffer:
+            if bytes_held_for(recipe) >= buffer.node.aval.nbytes:
+                self.pin(recipe, buffer)
+        if recipe is None and buffer.array is not None:
+            if buffer.base is not None or buffer.node.params is SHARED:
+                self._note_shared(buffer)
+            elif not hasattr(buffer, "recipe"):
+                buffer.recipe = _NO_RECIPE  # and never will have one
+        return buffer
 
     def _note_shared(self, buffer: Buffer) -> None:
         """Note what memory of the user's holds when it is read."""
@@ -317,19 +325,63 @@ class Graph:
                     "was dropped cannot be made again from it; let asarray copy it, or change it after the gradient"
                 )
 
-    def _carry(self, recipe: Recipe, buffer: Buffer) -> None:
-        """A value of an earlier session is used: keep it for good if that has fewer bytes than its history."""
-        recipe.session = self.number
-        if recipe.pinned is None and recipe.value() is buffer and buffer.array is not None:
-            if bytes_held_for(recipe) >= buffer.node.aval.nbytes:
-                self.pin(recipe, buffer)
+    def saving(self, buffers: tuple[Buffer, ...]) -> SavedBuffers | None:
+        """Return what keeps ``buffers``; None if none of them has a recipe."""
+        recipes: list[Recipe | None] = []
+        for b in buffers:
+            recipe = getattr(b, "recipe", None)  # most often of this session, or none
+            if recipe is None or recipe.session != self.number:
+                recipe = None if recipe is not None and recipe.session == NEVER else self.recipes.get(b.node.index)
+            recipes.append(recipe)
+        if recipes.count(None) == len(recipes):
+            return None
+        saved = SavedBuffers(self, buffers, tuple(recipes))
+        weak = weakref.ref(saved)
+        for recipe in recipes:
+            if recipe is not None:
+                recipe.save(weak)
+        return saved
 
     def alive(self, recipe: Recipe, buffer: Buffer) -> None:
-        """The value of ``recipe`` is in ``buffer`` now."""
-        recipe.buffer = weakref.ref(buffer)
-        if self.present() is not None:
+        """The value of ``recipe`` is, or will be, in ``buffer`` now."""
+        recipe.sources = ()
+        if recipe.buffer() is not buffer:
+            recipe.buffer = weakref.ref(buffer)
+        if self.present() is None:  # the user reads it
             buffer.recipe = recipe
-            self._live.append(recipe.buffer)
+            self._survivors.append(weakref.ref(buffer))
+        else:
+            self.may_evict(recipe, buffer)
+
+    def may_evict(self, recipe: Recipe, buffer: Buffer) -> None:
+        """Let ``buffer`` hold its recipe until the session ends, unless it is kept for good."""
+        if recipe.pinned is not None:  # or the two would hold each other
+            return
+        buffer.recipe = recipe
+        self._live.append(weakref.ref(buffer))
+
+    @property
+    def live(self) -> list[Buffer]:
+        """The buffers that hold their recipes."""
+        return [b for weak in (*self._live, *self._survivors) if (b := weak()) is not None]
+
+    def survivors(self) -> list[Buffer]:
+        """The evicted values that no tape saves, the user's; those that are there keep their bytes, and no recipe.
+
+        Called when a session is about to begin.
+        """
+        self.evicts_unsaved = False
+        weak, self._survivors = self._survivors, []
+        survivors: list[Buffer] = []
+        for buffer in filter(None, [w() for w in weak]):
+            recipe = buffer.recipe
+            if recipe is None or not recipe.lacks_value():
+                buffer.recipe = None
+                continue
+            self._survivors.append(weakref.ref(buffer))
+            if not recipe.is_saved():
+                survivors.append(buffer)
+        return survivors
 
     def pin(self, recipe: Recipe, buffer: Buffer) -> None:
         """Keep the value for good, and forget what it was made from."""
@@ -340,33 +392,32 @@ class Graph:
         """Nothing records any more."""
         self.recipes.clear_gone()
         live, self._live = self._live, []
-        for ref in live:
-            b = ref()
-            if b is not None:
+        for weak in live:
+            b = weak()
+            if b is not None and b.recipe is not None and (self.evicts_unsaved or b.recipe.lacks_value()):
+                b.recipe.graph = self
+                self._survivors.append(weak)
+            elif b is not None:
                 b.recipe = None
 
-    def kept(self) -> Iterator[Kept]:
-        """All kept values."""
+    def saved(self) -> Iterator[tuple[Recipe, Buffer]]:
+        """All values that tapes save and that are there, with their recipes."""
         for recipe in self.recipes.values():
-            kept = recipe.keeping()
-            if kept is not None:
-                yield kept
+            buffer = recipe.filled()
+            if buffer is not None and recipe.is_saved():
+                yield recipe, buffer
 
     def held(self, node: Node, mine: bool) -> bool | None:
-        """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it.
+        """Whether somebody may still ask for the node's value; ``mine``: the asking record saves it.
 
-        Who has it: a handle, a pending value, another recording's rule (which may hand it out again).  None of values
-        without a recipe: references to their nodes tell.
+        Who has it: a handle, a pending value, another record (which may hand it out again).  None of values without a
+        recipe: references to their nodes tell.
         """
         recipe = self.recipes.get(node.index)
         if recipe is None:
             return None
-        kept, buffer = recipe.keeping(), recipe.value()
-        known = int(kept is not None and kept.buffer is buffer)
-        things = (kept, buffer)
-        del kept, buffer
-        counts = references.elsewhere(things)
-        return (things[0] is not None and counts[0] > mine) or (things[1] is not None and counts[1] > known)
+        things = (recipe.value(),)
+        return things[0] is not None and references.elsewhere(things)[0] > mine
 
 
 def bytes_held_for(recipe: Recipe) -> int:
@@ -381,7 +432,7 @@ def bytes_held_for(recipe: Recipe) -> int:
             if type(i) is not Recipe:
                 known[id(i)] += 1
                 leaves[id(i)] = i
-            elif (i.storage is None or not i.storage.holders) and i.node.index not in seen:
+            elif not i.is_saved() and i.node.index not in seen:
                 seen.add(i.node.index)
                 stack.append(i)
     del i
@@ -398,21 +449,7 @@ _NO_RECIPE = _new(Recipe)
 _NO_RECIPE.session = NEVER
 _MOST_WALKED = 64
 _FIRST_PRUNING = 4096
-
-
-def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
-    """The pending values of ``recipes`` that somebody holds besides tapes and what pends of the same recipes."""
-    buffers: dict[int, Buffer] = {}
-    known: Counter[int] = Counter()
-    for recipe in recipes:
-        value, kept = recipe.value(), recipe.keeping()
-        if value is not None and value.array is None:
-            buffers[id(value)] = value
-            known[id(value)] += kept is not None and kept.buffer is value
-    value = kept = None
-    known.update(id(b) for pending in buffers.values() for b in pending.inputs)
-    counts = references.elsewhere(buffers.values())
-    return [b for (key, b), n in zip(buffers.items(), counts, strict=True) if n > known[key]]
+_FIRST_CLEARED = 16
 
 
 def roots(buffer: Buffer) -> list[Buffer]:
@@ -433,37 +470,54 @@ def roots(buffer: Buffer) -> list[Buffer]:
     return list(owners.values())
 
 
-def _held_by(b: Buffer) -> tuple[Buffer, ...]:
-    return b.inputs if b.base is None else (b.base,)
+def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
+    """The pending values of ``recipes`` that something refers to besides tapes and pending values among them."""
+    buffers: dict[int, Buffer] = {}
+    known: Counter[int] = Counter()
+    for recipe in recipes:
+        value = recipe.value()
+        if value is not None and value.array is None and not value.state:
+            buffers[id(value)] = value
+            known[id(value)] += recipe.times_saved(value)
+    value = None
+    known.update(id(b) for pending in buffers.values() for b in pending.inputs)
+    counts = references.elsewhere(buffers.values())
+    return [b for (key, b), n in zip(buffers.items(), counts, strict=True) if n > known[key]]
 
 
-def releasable(recipe: Recipe, holders: Iterable[Kept]) -> list[Kept] | None:
-    """The kept values to drop so that the bytes of ``recipe``'s value go; None if somebody else holds them, too.
+def in_hand(recipe: Recipe, others: Iterable[Recipe]) -> bool:
+    """Whether anything besides tapes refers to the bytes of ``recipe``'s value; ``others``: what shows or reads them.
 
-    Somebody else: a handle of the user's, an operation under way, a pending value that is held.  That is known by
-    counting references: those from kept values, and from views and pending buffers that only these hold, are known.
+    A handle of the user's, or an operation under way.  That is known by counting references: those from records, and
+    from views and pending buffers that only records hold, are known.
     """
-    target = recipe.node.index
-    holding = [k for k in holders if k.buffer is not None]
-    if not holding:
-        return None
     known: Counter[int] = Counter()
     buffers: dict[int, Buffer] = {}
-    stack = [k.buffer for k in holding]
+    stack: list[Buffer] = []
+    for r in {r.node.index: r for r in (recipe, *others)}.values():
+        buffer = r.value()
+        saves = 0 if buffer is None else r.times_saved(buffer)
+        if buffer is not None and saves:
+            known[id(buffer)] += saves - 1
+            stack.append(buffer)
+    buffer = None
     while stack:
         b: Any = stack.pop()
         known[id(b)] += 1
         if id(b) not in buffers:
             buffers[id(b)] = b
-            stack += _held_by(b)
+            stack += b.inputs if b.base is None else (b.base,)
+    b = recipe.value()
+    if b is None or id(b) not in buffers:
+        return True
+    target = id(b)
     del b
-    reaching: set[int] = set()
-    for key, index, below in sorted(
-        ((key, b.node.index, tuple(map(id, _held_by(b)))) for key, b in buffers.items()), key=itemgetter(1)
+    reaching = set[int]()
+    for key, below in sorted(
+        ((key, tuple(map(id, b.inputs if b.base is None else (b.base,)))) for key, b in buffers.items()),
+        key=lambda pair: buffers[pair[0]].node.index,
     ):
-        if index == target or any(k in reaching for k in below):
+        if key == target or any(k in reaching for k in below):
             reaching.add(key)
     counts = references.elsewhere(buffers.values())
-    if any(n > known[key] for key, n in zip(buffers, counts, strict=True) if key in reaching):
-        return None
-    return [k for k in holding if id(k.buffer) in reaching]
+    return any(n > known[key] for key, n in zip(buffers, counts, strict=True) if key in reaching)

@@ -13,7 +13,7 @@ from tapegrad.autodiff.companions import Pusher
 from tapegrad.autodiff.recording import Trace
 from tapegrad.autodiff.records import Applied
 from tapegrad.core import tracking
-from tapegrad.core.buffer import Buffer
+from tapegrad.core.buffer import POSTPONED, Buffer
 from tapegrad.core.node import Node, next_index
 from tapegrad.core.primitive import Barrier, Opaque
 from tapegrad.core.protocols import Call, Recorder
@@ -385,7 +385,7 @@ class Postponing(Above):
             if isinstance(prim, Barrier):
                 at_once = isinstance(prim, Opaque) and prim.at_once
             else:
-                at_once = not any(b.postponed for b in inputs)
+                at_once = not any(b.state == POSTPONED and b.array is None for b in inputs)
             if not at_once:
                 return postponed(node, inputs)
         return super().value(node, inputs)

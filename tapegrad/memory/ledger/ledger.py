@@ -359,7 +359,7 @@ class Ledger(Tracker):
         """A buffer was made pending here."""
         if self.detailed and not hasattr(buffer.node, "place"):
             buffer.node.place = user_place()
-        if buffer.postponed and self.journal is not None:  # it will be applied elsewhere
+        if buffer.state and self.journal is not None:  # it will be applied elsewhere
             METER.locked(self.journal.called, buffer.node)
 
     def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> tuple[Buffer, ...]:

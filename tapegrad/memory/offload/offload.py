@@ -21,6 +21,7 @@ from tapegrad.core import locks, tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import LEAF, Node
 from tapegrad.core.state import thread
+from tapegrad.core.storage import METER
 from tapegrad.device import Device, phantom
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import OffloadError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Values on their way back at once: one may arrive while the one before it is used."""
 
+_FIRST_CLEARED = 64
 _ON_ITS_WAY = object()
 
 _lock = locks.lock()
@@ -113,8 +115,8 @@ class Moved:
         """The bytes will not come."""
         self._coming = None
 
-    def fetch(self, node: Node) -> Buffer:
-        """The value, as that of ``node``, in a buffer of its own.  Raises BudgetError, and what the tier raises.
+    def fetch(self, node: Node, into: Buffer | None = None) -> Buffer:
+        """The value, as that of ``node``, in ``into`` or a new buffer.  Raises BudgetError, and what the tier raises.
 
         May be called again: the tier keeps the bytes.
         """
@@ -122,16 +124,23 @@ class Moved:
             coming, self._coming = self._coming, None
         if coming is None:
             name = "bringing back " + ("a value" if node.prim is LEAF else node.prim.name)
-            return tracking.current.reserve((node.aval,), (name,), self._fetched, node)
+            return tracking.current.reserve((node.aval,), (name,), self._fetched, node, into)
         coming.array, coming.node = self._slot.get(), node  # the bytes that it has stood for
+        if into is not None:
+            METER.free(coming.storage)
+            into.fill(coming.array)
+            coming = into
         LEDGER.label(coming, "rematerialized" if HERE.reruns else "temporary")
         LEDGER.moved("fetches")
         return coming
 
-    def _fetched(self, node: Node) -> Buffer:
+    def _fetched(self, node: Node, into: Buffer | None) -> Buffer:
         array = self._slot.get()
         LEDGER.moved("fetches")
-        return Buffer(array, node)
+        if into is None:
+            return Buffer(array, node)
+        into.fill(array)
+        return into
 
 
 def move(buffer: Buffer, answer: Answer) -> Moved | None:
@@ -188,6 +197,7 @@ class Offloads:
         self._away: dict[int, weakref.ref[Moved]] = {}
         self._order: list[int] = []
         self._coming: list[weakref.ref[Moved]] = []
+        self._clear_at = _FIRST_CLEARED
 
     @property
     def any(self) -> bool:
@@ -200,9 +210,13 @@ class Offloads:
         if index not in self._away:
             insort(self._order, index)
         self._away[index] = weakref.ref(moved)
+        if len(self._away) >= self._clear_at:
+            self._away = {i: weak for i, weak in self._away.items() if weak() is not None}
+            self._order = sorted(self._away)
+            self._clear_at = max(_FIRST_CLEARED, 2 * len(self._away))
 
     def returned(self, index: int) -> None:
-        """A value has a buffer again, or nobody wants it."""
+        """A value has its bytes again."""
         if self._away.pop(index, None) is not None:
             del self._order[bisect_left(self._order, index)]
 

@@ -54,7 +54,8 @@ def _dlpack(
     """
     value = _value(self)
     refuse_detaching(value._buffer, "DLPack", "")
-    return dlpack.capsule(value._array, value._buffer, self.device, stream, max_version, dl_device, copy)
+    array = value._array
+    return dlpack.capsule(array, (array, value._buffer), self.device, stream, max_version, dl_device, copy)
 
 
 def _dlpack_device(self: Tensor | Variable) -> tuple[int, int]:

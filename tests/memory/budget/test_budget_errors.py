@@ -45,9 +45,9 @@ def test_it_tells_what_tapes_save_of_what_the_user_holds(x: tg.Tensor) -> None:
         try:
             with tg.memory_budget(live() + 4 * UNIT), tg.GradientTape() as tape:
                 tape.watch(x)
-                held += [tg.softmax(x), tg.softmax(x)]
-                while True:
-                    held.append(tg.softmax(other))
+                held += tg.memory.keep([tg.softmax(x), tg.softmax(x)])
+                for _ in range(100):
+                    held.append(tg.memory.keep(tg.softmax(other)))
         except BudgetError as e:
             return str(e)
 

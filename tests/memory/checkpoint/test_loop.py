@@ -603,7 +603,7 @@ def test_a_budget_drops_the_state_that_costs_the_fewest_steps() -> None:
 
 def test_inside_a_budget_any_schedule_takes_as_little_as_one_state() -> None:
     plain, taken = wave_gradient(20, snapshots=1)
-    limit = alive() + taken + 3 * 48 * 48 * 8  # the arguments, which are there before
+    limit = alive() + taken + 3 * 48 * 48 * 8 + 2 * 512  # the arguments, which are there before, and two numbers
     for options in ({"snapshots": 1}, {"snapshots": 2}, {"snapshots": 10}):
         assert bits_equal([wave_gradient(20, limit=limit, **options)[0]], [plain]), options
 
@@ -636,7 +636,7 @@ def test_stored_states_that_a_budget_may_not_drop_are_to_be_fewer_by_the_bytes_t
     def step(u: tg.Tensor, i: int) -> tg.Tensor:
         return tg.tanh(u * x + everyone(tg.sum(tg.concat([u] * (5 if i == 5 else 1)))) * 1e-3)
 
-    limit = alive() + 9 * x.nbytes
+    limit = alive() + 5 * x.nbytes
     with pytest.raises(errors.BudgetError) as e, memory_budget(limit), tg.GradientTape() as tape:
         tape.watch(w)
         checkpointed_loop(step, w, 12, snapshots=12)
@@ -648,20 +648,20 @@ def test_stored_states_that_a_budget_may_not_drop_are_to_be_fewer_by_the_bytes_t
 
 
 @pytest.mark.parametrize("schedule", ["sqrt", "mixed"])
-def test_a_budget_too_small_for_several_records_says_what_makes_one_at_a_time(schedule: str) -> None:
+def test_a_budget_too_small_for_several_records_evicts_what_they_save(schedule: str) -> None:
     u, v = c64(np.linspace(-1.0, 1.0, 4000)), var64(np.linspace(0.5, 1.0, 4000))
 
     def gradient(limit: int, **options: Any) -> Any:
-        with memory_budget(limit), tg.GradientTape() as tape:
+        with memory_budget(limit) as m, tg.GradientTape() as tape:
             y = checkpointed_loop(lambda s: (s[0] * 0.9 + s[1] * v, tg.sin(s[0])), (u, u * 0.5), 23, **options)
-            return tape.gradient(y, v)
+            result = tape.gradient(y, v)
+        assert m.peak_bytes <= limit
+        return result
 
     limit = alive() + 14 * u.size * 8
-    with pytest.raises(
-        errors.BudgetError, match=r'the records of \d+ steps beside .*; write schedule="revolve", which'
-    ):
-        gradient(limit, schedule=schedule, snapshots=2 if schedule == "sqrt" else 9)
-    assert bits_equal([gradient(limit, snapshots=2)], [gradient(2**40, snapshots=2)])
+    required = gradient(2**40, snapshots=2)
+    assert bits_equal([gradient(limit, schedule=schedule, snapshots=2 if schedule == "sqrt" else 9)], [required])
+    assert bits_equal([gradient(limit, snapshots=2)], [required])
 
 
 def test_a_budget_too_small_for_second_derivatives_says_that_the_loop_runs_as_a_whole() -> None:
