@@ -26,7 +26,7 @@ NOTHING: tuple[Buffer, ...] = ()
 PLAIN, POSTPONED, EVICTED = range(3)
 """States of a buffer: filled or pending; postponed; evicted.  The last two hold while its array is None."""
 fills = 0
-"""How many pending buffers have got their bytes; as long as it is the same, results of a walk over them hold."""
+"""How often a buffer has got its bytes, or lost them; as long as it is the same, results of a walk over them hold."""
 
 
 class Buffer:
@@ -113,6 +113,8 @@ class Buffer:
 
     def hide(self, recipe: Any) -> None:
         """Let go of the array, which ``recipe`` recomputes: that of a view, or one that is not there yet."""
+        global fills
+        fills += 1
         self.recipe, self.state = recipe, EVICTED
         self.array = self.base = self.span = self.loop = None
         self.inputs = NOTHING

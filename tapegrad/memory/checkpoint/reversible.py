@@ -105,7 +105,8 @@ class Reversible:
             steps[axis] = slice(None, None, -(-a.shape[axis] // count) or 1)
         part = unrecorded(a.__getitem__, tuple(steps))
         array_of(part._buffer)
-        return thread.executor.in_earnest(lambda: part.numpy(copy=True), ())
+        nothing: Any = ()  # in a dry run, which must not keep the array
+        return thread.executor.in_earnest(lambda: part.numpy(copy=True), nothing)
 
     def compare(self, sample: Any, a: Tensor) -> None:
         """Raise ReversibleError if ``a``, brought back, has drifted too far from what was sampled."""
