@@ -5,7 +5,7 @@ for ever.  So all locks are free in a child, and a module with state to repair t
 (:func:`in_child`).
 
 An interrupt (Ctrl-C) leaves none held, because locks are taken by ``with``, which the interpreter enters and leaves in
-C.  Where one must not be waited for, what is held at the end, and was not before, is released (``budget/guard.py``).
+C.
 """
 
 from __future__ import annotations

@@ -185,13 +185,13 @@ class Executor(Protocol):
 
 
 class Residuals(Protocol):
-    """What a tape's record holds instead of a tuple of buffers where buffers may be dropped and made again."""
+    """What a tape's record holds instead of a tuple of buffers where a budget may evict them."""
 
     def there(self) -> tuple[Buffer, ...]:
-        """The buffers that have not been dropped."""
+        """Return the buffers that are not evicted."""
 
     def restored(self) -> tuple[Buffer, ...]:
-        """The buffers, made again if need be."""
+        """Return the buffers, recomputed if need be."""
 
 
 Retained: TypeAlias = "tuple[Buffer, ...] | Residuals"

@@ -4,7 +4,7 @@ Bytes are free as soon as nobody can ask for a value any more, and a recording d
 who can ask are handles: tensors in the user's variables and containers, and local names of operations under way.  No
 handle tells of itself: a count kept by hand would cost a call wherever one is copied or goes, in every small operation,
 and a handle that forgot to tell would cost truth, not time.  The interpreter keeps this very count anyway.  What is
-known by other means (readers in a region, holders of a kept value, recipes) is subtracted from it by the caller.
+known by other means (readers in a region, records that save a value) is subtracted from it by the caller.
 
 A debugger that copies local names counts as a handle: then more is kept, and results are the same.
 """

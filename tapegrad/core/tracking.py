@@ -73,7 +73,7 @@ class Tracker:
         """Return what a recording refers to while it records, since it may need evicted values again."""
         return None
 
-    def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
+    def save(self, buffers: tuple[Buffer, ...]) -> Retained:
         """Return what a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
         return buffers
 

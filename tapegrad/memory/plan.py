@@ -130,7 +130,7 @@ class Applied:
             for b in inputs:
                 index = b.node.index
                 if index not in local.nodes and index not in local.inputs:
-                    local.inputs[index] = MANAGER.keep((b,))
+                    local.inputs[index] = MANAGER.save((b,))
             self._met.add(site.name)
 
     def unmet(self) -> list[tuple[Key, int]]:

@@ -38,7 +38,7 @@ def keep(tensors: T) -> T:
     """
     for leaf in nest.flatten(tensors):
         if isinstance(leaf, Tensor):
-            MANAGER.keep_resident(leaf._buffer)
+            MANAGER.keep(leaf._buffer)
     return tensors
 
 

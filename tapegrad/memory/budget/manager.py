@@ -1,4 +1,4 @@
-"""Who keeps the process within its budget: makes room, and brings back what a rule reads (see ``budget``)."""
+"""The manager of budgets: frees memory, and recomputes evicted values that are read (see ``budget``)."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ class Manager(Tracker):
         if graph is not None and recipe is not None:
             self._evictable.registered(graph, recipe, buffer)
 
-    def keep(self, buffers: tuple[Buffer, ...]) -> Retained:
+    def save(self, buffers: tuple[Buffer, ...]) -> Retained:
         """Return what a record is to hold of ``buffers``; those that have recipes may be evicted later."""
         graph = self._graph() or self._new_graph()
         saved = graph.saving(buffers)
@@ -283,7 +283,7 @@ class Manager(Tracker):
         self._evictable.save(saved)
         return saved
 
-    def keep_resident(self, buffer: Buffer) -> None:
+    def keep(self, buffer: Buffer) -> None:
         """Never evict the value of ``buffer``, from now on."""
         if self._budgets or buffer.state:
             stored(buffer)
@@ -298,7 +298,7 @@ class Manager(Tracker):
         if residuals:
             if recording.graph is None:  # it began before the budget did
                 recording.graph = self.graph()
-            kept = self.keep(residuals)
+            kept = self.save(residuals)
         if LEDGER.detailed or LEDGER.journal is not None:
             LEDGER.recorded(recording, node, residuals)
         return kept

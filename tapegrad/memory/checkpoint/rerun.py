@@ -484,5 +484,5 @@ def kept_by_tapes(leaf: object) -> object:
     """A tensor as an :class:`Argument` where somebody keeps memory within a budget; anything else is itself."""
     if not isinstance(leaf, Tensor):
         return leaf
-    residuals = tracking.current.keep((leaf._buffer,))
+    residuals = tracking.current.save((leaf._buffer,))
     return leaf if type(residuals) is tuple else Argument(residuals)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
-from budget_cases import SIDE, UNIT, X, evict, gradient, layers, live, wanting
+from budget_cases import SIDE, UNIT, X, evict, gradient, in_a_thread, layers, live, wanting
 from checks import bits_equal, c64
 
 import tapegrad as tg
@@ -148,6 +149,72 @@ def test_what_was_evicted_is_read_after_the_block(x: tg.Tensor) -> None:
     assert live() >= base + 12 * UNIT
     del held
     assert live() == base
+
+
+READS: dict[str, Callable[[tg.Tensor], Any]] = {
+    "repr": repr,
+    "pickle": lambda h: pickle.loads(pickle.dumps(h)),
+    "numpy": lambda h: h.numpy().copy(),
+    "dlpack": lambda h: np.from_dlpack(h).copy(),
+    "operation": lambda h: tg.softmax(h).numpy().copy(),
+    "slice": lambda h: h[1:, 2:].numpy().copy(),
+    "captured": lambda h: DOUBLED(h).numpy().copy(),
+    "vmap": lambda h: tg.vmap(lambda row: row * row)(h).numpy().copy(),
+    "gradient": lambda h: tg.grad(lambda u: tg.sum(u * u))(h).numpy().copy(),
+    "variable": lambda h: tg.Variable(h).numpy().copy(),
+    "iteration": lambda h: [row.numpy().copy() for row in h],
+}
+DOUBLED = tg.function(lambda h: h * 2.0)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_an_evicted_value_reads_as_before(read: Callable, inside: bool, x: tg.Tensor) -> None:
+    with tg.memory_budget("1GiB") as m:
+        with tg.GradientTape() as tape:
+            tape.watch(x)
+            h = tg.softmax(x)
+            h.shape, tg.sum(h * h)
+        plain = h.numpy().copy()
+        evict(UNIT)
+        assert m.evictions == 1
+        if inside:
+            result = read(h)
+    with tg.memory_budget("1GiB") if inside else nullcontext():
+        result = result if inside else read(h)
+        required = read(tg.asarray(plain))
+    assert str(result) == str(required)
+
+
+def test_threads_read_one_evicted_value_at_once(x: tg.Tensor) -> None:
+    plain = tg.softmax(x).numpy().copy()
+
+    def read() -> None:
+        assert np.array_equal(h.numpy(), plain)
+
+    for _ in range(20):
+        with tg.memory_budget("1GiB") as m, tg.GradientTape() as tape:
+            tape.watch(x)
+            h = tg.softmax(x)
+            evict(UNIT)
+            assert m.evictions == 1
+            in_a_thread(read, read, read)
+            assert m.live_bytes == live()
+    del tape
+
+
+def test_explain_tells_of_an_evicted_value(x: tg.Tensor, capsys: pytest.CaptureFixture[str]) -> None:
+    with tg.memory_budget("1GiB"), tg.GradientTape() as tape:
+        tape.watch(x)
+        h = tg.softmax(x)
+        evict(UNIT)
+        tg.explain(h)
+    assert "was evicted (2048 bytes); reading it recomputes it" in capsys.readouterr().out
+
+
+def test_keep_outside_of_a_budget_returns_what_it_is_given(x: tg.Tensor) -> None:
+    tree = {"a": (x, 3), "b": None}
+    assert tg.memory.keep(tree) is tree
 
 
 def test_values_that_are_held_from_step_to_step_hold_no_history(x: tg.Tensor) -> None:
