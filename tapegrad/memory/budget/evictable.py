@@ -22,7 +22,7 @@ from tapegrad.errors import OffloadError
 from tapegrad.memory.budget.eviction import Candidates
 from tapegrad.memory.budget.recipes import Candidate, Graph, Recipe, SavedBuffers, bytes_held_for, in_hand, roots
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
-from tapegrad.memory.offload.offload import Offloads, move
+from tapegrad.memory.offload.offload import Offloads, keeps_memory, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Answer, Policy, asked
 
 _MOST_WALKED = 256
@@ -219,7 +219,8 @@ class Evictable:
                 r.graph = graph
                 b.hide(r)
         recipe.graph = graph
-        if not buffer.evict(recipe, thread.executor.keeps_arrays):
+        copied = recipe.slot is not None and keeps_memory()  # a copy under way has the array, and counts it
+        if not buffer.evict(recipe, copied or thread.executor.keeps_arrays):
             return False
         for r, b, below in pending:
             if any(root is buffer for root in below):
