@@ -202,7 +202,7 @@ class Manager(Tracker):
     def graph(self) -> Session:
         """What a recording holds from its beginning to its end: recordings that overlap share it."""
         graph = self._recipes()
-        if graph.present() is None and self.limit != inf:
+        if graph.present() is None:
             self._return(graph)
         return self._begun()
 
@@ -218,7 +218,7 @@ class Manager(Tracker):
         They stay then: so the recordings to come need not keep what they are computed from.
         """
         for buffer in graph.survivors():
-            if self._has_room(buffer.node.aval.nbytes):
+            if self.limit != inf and self._has_room(buffer.node.aval.nbytes):
                 stored(buffer)
         graph.survivors()
 

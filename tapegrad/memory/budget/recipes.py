@@ -350,6 +350,9 @@ class Graph:
         if self.present() is None:  # the user reads it
             buffer.recipe = recipe
             self._survivors.append(weakref.ref(buffer))
+            if len(self._survivors) >= self._prune_at:
+                self._survivors = [weak for weak in self._survivors if weak() is not None]
+                self._prune_at = max(_FIRST_PRUNING, 2 * len(self._survivors))
         else:
             self.may_evict(recipe, buffer)
 

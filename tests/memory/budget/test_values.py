@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from budget_cases import SIDE, UNIT, X, evict, gradient, in_a_thread, layers, live, wanting
+from budget_cases import SIDE, UNIT, X, evict, gradient, in_a_thread, layers, live, objects, wanting
 from checks import bits_equal, c64
 
 import tapegrad as tg
@@ -215,6 +215,21 @@ def test_explain_tells_of_an_evicted_value(x: tg.Tensor, capsys: pytest.CaptureF
 def test_keep_outside_of_a_budget_returns_what_it_is_given(x: tg.Tensor) -> None:
     tree = {"a": (x, 3), "b": None}
     assert tg.memory.keep(tree) is tree
+
+
+def test_a_state_that_is_carried_and_logged_holds_no_history(x: tg.Tensor) -> None:
+    w, base, h, logged, counts = tg.Variable(np.full((SIDE, SIDE), 0.1)), live(), x, [], []
+    with tg.memory_budget(base + 14 * UNIT) as m:
+        for step in range(40):
+            with tg.GradientTape() as tape:
+                for _ in range(10):
+                    h = tg.softmax(h * w) + h * 0.1
+                loss = tg.sum(h * h)
+            logged = [*logged, h][-6:]
+            w.assign_sub(0.01 * tape.gradient(loss, w))
+            if step in (19, 39):
+                counts.append((objects(), m.live_bytes))
+        assert counts[0] == counts[1] and m.peak_bytes <= base + 14 * UNIT and m.evictions > 1000
 
 
 def test_values_that_are_held_from_step_to_step_hold_no_history(x: tg.Tensor) -> None:
