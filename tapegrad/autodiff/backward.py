@@ -37,7 +37,7 @@ from tapegrad.ops.shape.blocks import slice_p
 from tapegrad.ops.shape.shape import sum_to
 from tapegrad.tensor import Tensor, from_array, identity_p
 
-_aval, _buffer = attrgetter("aval"), attrgetter("_buffer")
+_array, _aval, _buffer = attrgetter("array"), attrgetter("aval"), attrgetter("_buffer")
 Cotangents = dict[int, Any]
 """Cotangents by node index: tensors, or where rules return some rows of them alone IndexedSlices, and of sliced values
 Windows; of small values buffers, arrays that may become buffers, or plain arrays."""
@@ -205,7 +205,7 @@ def _pull(record: Applied, ct: Tensor, cts: Cotangents, path: set[int] | None, l
     node, inputs, plan, kept = record.node, record.inputs, record.plan, record.residuals
     residuals = kept if isinstance(kept, tuple) else kept.restored()  # under a budget they may have to be recomputed
     values = dict(zip(plan.slots, map(Tensor, residuals), strict=True))
-    _arrays = [b.array for b in residuals]  # a budget evicts none of them meanwhile
+    _arrays = list(map(_array, residuals))  # a budget evicts none of them meanwhile
     del residuals
     for i in plan.lacking:
         if path is None or inputs[i].index in path:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import ShapedArray, shaped
@@ -29,6 +30,8 @@ Rules = Callable[[Tensor, dict[int, Tensor]], list[Tensor]]
 Pull = Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
 Constant = tuple[Any, Any, Any]
 """Value, dtype, device."""
+
+_array = attrgetter("array")
 
 
 class _ValueNeeded(Exception):
@@ -106,9 +109,10 @@ class Steps:
     def run(self, ct: Any, residuals: Sequence[Buffer]) -> list[Buffer] | None:
         """Cotangents, by the executor in force; None: some buffer is not filled."""
         values: list[Any] = [self._buffer(ct), *residuals]
-        arrays = [b.array for b in values]  # a budget evicts none of them meanwhile
-        if any(array is None for array in arrays):
-            return None
+        arrays = list(map(_array, values))  # a budget evicts none of them meanwhile
+        for array in arrays:
+            if array is None:
+                return None
         if self._constants:
             values += [constant(*c) for c in self._constants]
         run = thread.executor.run

@@ -111,7 +111,9 @@ def stored(buffer: Buffer) -> Any:
 
 def array_of(buffer: Buffer) -> Any:
     """The device's array of ``buffer``, evaluated if need be."""
-    array = stored(buffer)
+    array = buffer.array
+    if array is None:
+        array = stored(buffer)
     return _special(array, buffer) if type(array) in SPECIAL else array
 
 
@@ -165,17 +167,20 @@ def needed(targets: list[Buffer]) -> tuple[list[Buffer], region.Region]:
 
     Leaves that are evicted are recomputed; an elementwise one is computed in the same kernel, if that stays short.
     """
+    found = region.collect(targets)
+    if not found.evicted:
+        return targets, found
     stays: dict[int, tuple[Buffer, Any]] = {}  # leaves and their arrays, which are not evicted meanwhile
     while True:
-        found = region.collect(targets)
         stays.update((id(b), (b, x)) for b, x in zip(found.leaves, found.arrays, strict=True) if x is not None)
-        missing = [b for b in found.leaves if id(b) not in stays]
+        missing = [b for b in found.evicted if id(b) not in stays]
         if not missing:
             break
         catch_up(missing)
-        longer = region.collect(targets)
-        if len(longer.order) > region.MAX_NODES or len(longer.leaves) > region.MAX_LEAVES:
+        found = region.collect(targets)
+        if len(found.order) > region.MAX_NODES or len(found.leaves) > region.MAX_LEAVES:
             stays.update((id(b), (b, stored(b))) for b in missing)
+            found = region.collect(targets)
     found.arrays = [stays[id(b)][1] for b in found.leaves]
     return [b for b in targets if b.array is None], found
 
@@ -211,10 +216,12 @@ def fill(targets: Iterable[Buffer]) -> None:
             thread.deferring.clear()
         if todo:
             pending = list(todo.values())
-            for group in region.kernels(pending) if len(pending) > 1 else (pending,):
-                group = [b for b in group if not b.state]  # a kernel before may have evicted one with what it reads
-                if group:
-                    thread.executor.kernel(group)
+            groups = region.kernels(pending) if len(pending) > 1 else [pending]
+            thread.executor.kernel(groups[0])
+            for group in groups[1:]:
+                left = [b for b in group if not b.state]  # a kernel before may have evicted one with what it reads
+                if left:
+                    thread.executor.kernel(left)
         for b in views.values():
             source = region.viewed(b)
             b.show(stored(source), source.root())

@@ -130,7 +130,8 @@ class Executor:
         prim: Any = node.prim
         if prim.view and (array := inputs[0].array) is not None:
             tracking.current.applied(node, inputs)
-            return _shown(array, node, inputs[0].root(), into)
+            root = inputs[0].root()
+            return Buffer(array, node, base=root) if into is None else into.show(array, root)
         must, span, loop = region.admit(inputs, node.aval)
         if must:
             fill(must)
@@ -183,7 +184,7 @@ class Executor:
             work = make.Application(node.prim, [source.array], node.params, aval)
             copy = lambda: self._reported(work, self.do(make.copy_of(array, aval)), node, into)
             return tracker.reserve((aval,), work.names, copy)
-        return _shown(array, node, root, into)
+        return Buffer(array, node, base=root) if into is None else into.show(array, root)
 
     def _reduction(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
         """A buffer for a reduction that takes a region as its prologue; it may wait to share a kernel."""
@@ -318,11 +319,6 @@ def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
     into.fill(array)
     tracking.current.filled(into, inputs)
     return into
-
-
-def _shown(array: Array, node: Node, base: Buffer, into: Buffer | None) -> Buffer:
-    """A buffer that shows ``array``, a view of the bytes of ``base``."""
-    return Buffer(array, node, base=base) if into is None else into.show(array, base)
 
 
 def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into: Buffer | None) -> Buffer:

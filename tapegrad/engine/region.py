@@ -87,13 +87,14 @@ LoopOf = tuple[tuple[int, ...], tuple[int, ...] | None]
 class Region:
     """Pending buffers in the order of their nodes, the other buffers they read, and how often they read them.
 
-    ``arrays``: those of the leaves, which are not evicted while the region has them (None: a leaf is evicted).
+    ``arrays``: those of the leaves, which are not evicted while the region has them (None: a leaf is ``evicted``).
     """
 
     order: list[Buffer]
     leaves: list[Buffer]
     reads: dict[int, int]
     arrays: list[Array]
+    evicted: list[Buffer]
 
     @cached_property
     def late(self) -> set[int]:
@@ -136,6 +137,7 @@ def collect(targets: Iterable[Buffer]) -> Region:
     order: list[Buffer] = []
     leaves: list[Buffer] = []
     arrays: list[Any] = []
+    evicted: list[Buffer] = []
     reads: dict[int, int] = {}
     seen: set[int] = set()
     stack = list(targets)
@@ -155,8 +157,10 @@ def collect(targets: Iterable[Buffer]) -> Region:
                 reads[id(b)] = 1
                 leaves.append(b)
                 arrays.append(array)
+                if array is None:
+                    evicted.append(b)
     order.sort(key=_by_index)
-    return Region(order, leaves, reads, arrays)
+    return Region(order, leaves, reads, arrays, evicted)
 
 
 def admit(inputs: tuple[Buffer, ...], aval: ShapedArray) -> tuple[list[Buffer], Span, Loop | None]:
@@ -244,7 +248,7 @@ class Reach:
     def exclusive_bytes(self) -> int:
         """As :meth:`Region.exclusive_bytes`."""
         leaves: Any = [weak() for weak in self._leaves]  # all alive: the chain is made from them
-        return Region([], leaves, self._reads, []).exclusive_bytes()
+        return Region([], leaves, self._reads, [], []).exclusive_bytes()
 
 
 def _epilogue(inputs: tuple[Buffer, ...], aval: ShapedArray) -> Loop | None:
