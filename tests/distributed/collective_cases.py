@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import pytest
 
 import tapegrad as tg
 from tapegrad import distributed as dist
@@ -384,8 +383,12 @@ def case_loop_too_large_for_a_budget(group: Group) -> None:
             return np.asarray(tape.gradient(loss, w))
 
     same(gradient(12, "320KiB"), gradient(12, "1MiB"))
-    with pytest.raises(tg.errors.BudgetError, match="beside stored states"):
+    said = ""
+    try:
         gradient(12, "160KiB")
+    except tg.errors.BudgetError as e:
+        said = str(e)
+    assert "beside stored states" in said
 
 
 def gradient_of_loop(step: Callable[[tg.Tensor], tg.Tensor], n: int) -> tg.Tensor:
