@@ -177,12 +177,14 @@ def needed(targets: list[Buffer]) -> tuple[list[Buffer], region.Region]:
         if not missing:
             break
         catch_up(missing)
+        targets = [b for b in targets if b.array is None and not b.state]  # one may be filled, or evicted, along
         found = region.collect(targets)
         if len(found.order) > region.MAX_NODES or len(found.leaves) > region.MAX_LEAVES:
             stays.update((id(b), (b, stored(b))) for b in missing)
+            targets = [b for b in targets if b.array is None and not b.state]
             found = region.collect(targets)
     found.arrays = [stays[id(b)][1] for b in found.leaves]
-    return [b for b in targets if b.array is None], found
+    return targets, found
 
 
 def fill(targets: Iterable[Buffer]) -> None:

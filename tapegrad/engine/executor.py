@@ -271,6 +271,8 @@ class Executor:
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
         targets, region_needed = needed(targets)
+        if not targets:
+            return
         kernel = make.of_region(targets, needed=region_needed)
         tracker = tracking.current
         tracker.read(kernel.region.leaves)
