@@ -96,17 +96,17 @@ class Buffer:
         ``in_use_too``: let go of them all the same.
         An interrupt between two statements leaves a buffer that is filled, or one that is evicted.
         """
-        array, storage, owner, view = self.array, self.storage, None, None
+        array, storage, owner, excerpt = self.array, self.storage, None, None
         if array.nbytes:  # else there is nothing that could be in use
             owner = owner_of(array)
-            if owner is None or (owner is not array and (view := View.of(array, owner)) is None):
+            if owner is None or (owner is not array and (excerpt := Excerpt.of(array, owner)) is None):
                 return False
         weak = None if owner is None else ref(owner)
         del array, owner
         self.hide(recipe)
         owner = None if weak is None else weak()  # a kernel under way, another thread, or an export has it
         if owner is not None and not in_use_too:
-            self.array, self.state = owner if view is None else view.of_owner(owner), PLAIN
+            self.array, self.state = owner if excerpt is None else excerpt.of_owner(owner), PLAIN
             return False
         METER.free(storage)  # another thread may have filled the buffer since
         return True
@@ -137,7 +137,7 @@ def owner_of(array: Any) -> Any:
     return array if type(array).__weakrefoffset__ else None
 
 
-class View(NamedTuple):
+class Excerpt(NamedTuple):
     """An array as a view of its owner: some bytes of it, from ``start`` to ``stop``, reshaped, then transposed."""
 
     start: int
@@ -147,7 +147,7 @@ class View(NamedTuple):
     axes: tuple[int, ...]
 
     @staticmethod
-    def of(array: Any, owner: Any) -> View | None:
+    def of(array: Any, owner: Any) -> Excerpt | None:
         """Return how ``array`` shows ``owner``; None: not by neighbouring bytes."""
         order = sorted(range(array.ndim), key=lambda i: -array.strides[i])
         dense = array.transpose(order)
@@ -155,7 +155,7 @@ class View(NamedTuple):
             return None
         start = _address(array) - _address(owner)
         axes = tuple([order.index(i) for i in range(array.ndim)])
-        return View(start, start + array.nbytes, array.dtype, dense.shape, axes)
+        return Excerpt(start, start + array.nbytes, array.dtype, dense.shape, axes)
 
     def of_owner(self, owner: Any) -> Any:
         """The array."""

@@ -162,29 +162,29 @@ def waiting_below(node: Node, inputs: tuple[Buffer, ...]) -> Buffer | None:
     return None
 
 
-def needed(targets: list[Buffer]) -> tuple[list[Buffer], region.Region]:
+def gather(targets: list[Buffer]) -> tuple[list[Buffer], region.Region]:
     """Return pending ``targets`` and the region that they need, with the arrays of all its leaves.
 
     Leaves that are evicted are recomputed; an elementwise one is computed in the same kernel, if that stays short.
     """
-    found = region.collect(targets)
-    if not found.evicted:
-        return targets, found
+    area = region.collect(targets)
+    if not area.evicted:
+        return targets, area
     stays: dict[int, tuple[Buffer, Any]] = {}  # leaves and their arrays, which are not evicted meanwhile
     while True:
-        stays.update((id(b), (b, x)) for b, x in zip(found.leaves, found.arrays, strict=True) if x is not None)
-        missing = [b for b in found.evicted if id(b) not in stays]
+        stays.update((id(b), (b, x)) for b, x in zip(area.leaves, area.arrays, strict=True) if x is not None)
+        missing = [b for b in area.evicted if id(b) not in stays]
         if not missing:
             break
         catch_up(missing)
         targets = [b for b in targets if b.array is None and not b.state]  # one may be filled, or evicted, along
-        found = region.collect(targets)
-        if len(found.order) > region.MAX_NODES or len(found.leaves) > region.MAX_LEAVES:
+        area = region.collect(targets)
+        if len(area.order) > region.MAX_NODES or len(area.leaves) > region.MAX_LEAVES:
             stays.update((id(b), (b, stored(b))) for b in missing)
             targets = [b for b in targets if b.array is None and not b.state]
-            found = region.collect(targets)
-    found.arrays = [stays[id(b)][1] for b in found.leaves]
-    return targets, found
+            area = region.collect(targets)
+    area.arrays = [stays[id(b)][1] for b in area.leaves]
+    return targets, area
 
 
 def fill(targets: Iterable[Buffer]) -> None:

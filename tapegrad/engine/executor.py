@@ -22,7 +22,7 @@ from tapegrad.device import Device, dtypes, phantom, tally
 from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, needed, postponed, waiting_below
+from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, gather, postponed, waiting_below
 from tapegrad.engine.operands import Operands
 from tapegrad.engine.work import Work
 
@@ -270,10 +270,10 @@ class Executor:
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
-        targets, region_needed = needed(targets)
+        targets, needed = gather(targets)
         if not targets:
             return
-        kernel = make.of_region(targets, needed=region_needed)
+        kernel = make.of_region(targets, needed=needed)
         tracker = tracking.current
         tracker.read(kernel.region.leaves)
         avals = [b.node.aval for b in kernel.targets]

@@ -13,12 +13,12 @@ from typing import Any
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Called, Record
 from tapegrad.core.aval import ShapedArray, rounded
-from tapegrad.core.buffer import Buffer
+from tapegrad.core.buffer import EVICTED, Buffer
 from tapegrad.core.node import LEAF, Node
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import NotATensorError
 from tapegrad.memory import html
-from tapegrad.memory.budget.recipes import Recipe, SavedBuffers, roots
+from tapegrad.memory.budget.recipes import SavedBuffers, roots
 from tapegrad.memory.checkpoint.checkpoint import Checkpoint
 from tapegrad.memory.ledger.frames import line_of
 from tapegrad.memory.ledger.ledger import LEDGER
@@ -187,25 +187,23 @@ class _Table:
             self._add(thing)
         elif isinstance(thing, SavedBuffers):
             for buffer, recipe in zip(thing.buffers, thing.recipes, strict=True):
-                self._add_saved(buffer, recipe)
+                self._add(buffer, 0 if recipe is None else recipe.times)
         elif isinstance(thing, Recording):
             for record in list(thing._records):
                 self.add_record(record)
         else:
             self._put(self._row(thing.node, "offloaded"))
 
-    def _add_saved(self, buffer: Buffer, recipe: Recipe | None) -> None:
-        if recipe is not None and recipe.lacks_value():
+    def _add(self, buffer: Buffer, times: int = 0) -> None:
+        """A value, with the storages it needs, if it is there."""
+        if buffer.array is None and buffer.state == EVICTED:
+            recipe = buffer.recipe
             state = "evicted" if recipe.slot is None else "offloaded"
             self._put(replace(self._row(buffer.node, state), times=recipe.times))
-        else:
-            self._add(buffer, 0 if recipe is None else recipe.times)
-
-    def _add(self, buffer: Buffer, times: int = 0) -> None:
-        """A value that is there, with the storages it needs."""
+            return
         below = roots(buffer)
         content = buffer.array is not None and buffer.node.index in self._variables
-        if content or below[0] is buffer:
+        if content or below == [buffer]:
             self._put(replace(self._stored(buffer), times=times))
             return
         for root in below:

@@ -32,6 +32,20 @@ def rows_by_op(rows: tuple[Row, ...]) -> dict[str, Row]:
     return {r.op: r for r in rows}
 
 
+def test_a_content_of_a_variable_that_was_evicted_is_told_as_such() -> None:
+    x, v = tensor(40, 40), tg.Variable(tensor(40, 40))
+    with tg.memory_budget("1GiB"), tg.GradientTape() as tape:
+        tape.watch(x)
+        v.assign(tg.softmax(x))
+        y = tg.sum(tg.recompute_grad(lambda u: u * v)(x))
+        with tg.memory_budget(LEDGER.live_bytes - x.nbytes) as m:
+            pass
+        assert m.evictions == 1
+        assert "evicted" in [r.state for r in report(tape).rows]
+        assert all(r.state != "evicted" for r in saved(tape).rows)
+    del y
+
+
 def test_rows_by_hand() -> None:
     x = tensor(300, 100)
     w = tg.Variable(tensor(100, 80), name="weights")

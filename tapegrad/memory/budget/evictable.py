@@ -20,7 +20,15 @@ from tapegrad.core.state import thread
 from tapegrad.engine.region import collect
 from tapegrad.errors import OffloadError
 from tapegrad.memory.budget.eviction import Candidates
-from tapegrad.memory.budget.recipes import Candidate, Graph, Recipe, SavedBuffers, bytes_held_for, in_hand, roots
+from tapegrad.memory.budget.recipes import (
+    EvictionCandidate,
+    Graph,
+    Recipe,
+    SavedBuffers,
+    bytes_held_for,
+    in_hand,
+    roots,
+)
 from tapegrad.memory.ledger.costs import cost_of, transfer_of
 from tapegrad.memory.offload.offload import Offloads, keeps_memory, move
 from tapegrad.memory.policies import RECOMPUTE, SAVE, Answer, Policy, asked
@@ -123,11 +131,11 @@ class Evictable:
         for recipe in recipes:
             self.candidates.unspare(recipe, graph)
 
-    def _add(self, graph: Graph, recipe: Recipe) -> Candidate:
+    def _add(self, graph: Graph, recipe: Recipe) -> EvictionCandidate:
         """The candidate that the value of ``recipe`` is, or becomes."""
         candidate = recipe.candidate
         if candidate is None:
-            candidate = Candidate()
+            candidate = EvictionCandidate()
             candidate.answer = asked(self.policy, recipe.node, recipe.names)
             recipe.candidate = candidate
             self._settle(recipe, candidate)
@@ -135,7 +143,7 @@ class Evictable:
             self._offer(graph, recipe, candidate)
         return candidate
 
-    def _offer(self, graph: Graph, recipe: Recipe, candidate: Candidate) -> None:
+    def _offer(self, graph: Graph, recipe: Recipe, candidate: EvictionCandidate) -> None:
         """The value has bytes; they may be evicted, or moved, unless the policy saves them."""
         index, nbytes = recipe.node.index, recipe.node.aval.nbytes
         self.candidates.returned(recipe, graph)
@@ -176,7 +184,7 @@ class Evictable:
         self.candidates.remove(recipe)
         self._ready.pop(recipe.node.index, None)
 
-    def _settle(self, new: Recipe, candidate: Candidate) -> None:
+    def _settle(self, new: Recipe, candidate: EvictionCandidate) -> None:
         """Find the candidates next to a new one, and what it costs to recompute it from them."""
         seen: set[int] = set()
         stack = [new]
@@ -233,7 +241,7 @@ class Evictable:
             self.offloads.went(recipe.slot)
         return True
 
-    def _readers(self, graph: Graph, candidate: Candidate) -> list[tuple[Recipe, Buffer]]:
+    def _readers(self, graph: Graph, candidate: EvictionCandidate) -> list[tuple[Recipe, Buffer]]:
         """The views of the bytes, and the pending values that are to be computed from them; and others, perhaps."""
         recipes = [r for i in candidate.readers if (r := graph.recipes.get(i)) is not None]
         return [(r, b) for r in recipes if (b := r.value()) is not None]
@@ -279,7 +287,7 @@ class Evictable:
             self._withdraw(recipe)
         return True
 
-    def _moved(self, recipe: Recipe, graph: Graph, candidate: Candidate, moving: bool) -> bool:
+    def _moved(self, recipe: Recipe, graph: Graph, candidate: EvictionCandidate, moving: bool) -> bool:
         """Move the bytes to a tier if the policy says so; False if they cannot be: then they can be recomputed."""
         if candidate.transfer is not None and recipe.slot is None:
             buffer: Any = recipe.value()

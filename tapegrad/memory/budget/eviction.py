@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from weakref import ref
 
 from tapegrad.device import asdevice
-from tapegrad.memory.budget.recipes import Candidate, Graph, Recipe
+from tapegrad.memory.budget.recipes import EvictionCandidate, Graph, Recipe
 
 _FIRST = 256
 
@@ -69,7 +69,7 @@ class Part:
 Row = tuple[ref[Recipe], ref[Graph]]
 
 
-def _of(recipe: Recipe) -> Candidate:
+def _of(recipe: Recipe) -> EvictionCandidate:
     assert recipe.candidate is not None  # only candidates come here
     return recipe.candidate
 

@@ -236,11 +236,11 @@ class Manager(Tracker):
 
     @synchronized
     def _new_graph(self) -> Graph:
-        found = self._present()  # another thread's, made just now
-        if found is None:
-            found = Graph(self.restore, self.read_saved)
-            self._graph = weakref.ref(found)
-        return found
+        graph = self._present()  # another thread's, made just now
+        if graph is None:
+            graph = Graph(self.restore, self.read_saved)
+            self._graph = weakref.ref(graph)
+        return graph
 
     def _present(self) -> Graph | None:
         return self._graph()
@@ -413,7 +413,7 @@ class Manager(Tracker):
             self._offer_again()
 
     def _drop_unsaved(self) -> bool:
-        """Drop a value that no tape saves, but somebody holds; False if there is none."""
+        """Drop a value that no tape saves, but the program holds; False if there is none."""
         graph = self._present()
         if graph is None:
             return False

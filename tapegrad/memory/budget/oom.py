@@ -37,12 +37,12 @@ def live_set() -> str:
 
 
 def budget_error(nbytes: int, names: Sequence[str], held: int, limit: int) -> BudgetError:
-    """The error where ``nbytes`` are needed (0: a block is entered) and ``held`` bytes cannot be dropped."""
+    """The error where ``nbytes`` are needed (0: a block is entered) and ``held`` bytes cannot be evicted."""
     needed = held + nbytes
     if nbytes:
         text = (
             f"{'+'.join(names)} needs {nbytes} bytes more, but {held} of the budget of {limit} ({format_bytes(limit)}) "
-            f"are held and cannot be dropped; this operation can run with {needed} bytes ({format_bytes(needed)})"
+            f"are held and cannot be evicted; this operation can run with {needed} bytes ({format_bytes(needed)})"
         )
     else:
         text = (

@@ -23,6 +23,7 @@ from tapegrad.core.buffer import EVICTED, Buffer
 from tapegrad.core.node import SHARED, Node
 from tapegrad.core.state import thread
 from tapegrad.device.numerics import bits
+from tapegrad.engine.region import collect
 from tapegrad.errors import RecomputeError
 from tapegrad.memory.policies import RECOMPUTE, Answer
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tapegrad.memory.budget.eviction import Part
 
 
-class Candidate:
+class EvictionCandidate:
     """What is known of a value whose bytes may be evicted.
 
     ``readers``: nodes (by index) whose values may show these bytes, or be pending and read them.  ``near``: the
@@ -68,7 +69,7 @@ class Recipe:
     """
 
     saves: Sequence[weakref.ref[SavedBuffers]] = ()
-    candidate: Candidate | None = None
+    candidate: EvictionCandidate | None = None
     times = 0
     names: tuple[str, ...] = ()
     kept = False
@@ -459,18 +460,8 @@ def roots(buffer: Buffer) -> list[Buffer]:
     """The filled buffers whose bytes ``buffer`` holds: its own, a view's base, or what a pending one is made from."""
     if buffer.array is not None:
         return [buffer.root()]
-    owners: dict[int, Buffer] = {}
-    seen: set[int] = set()
-    stack = [buffer]
-    while stack:
-        for b in stack.pop().inputs:
-            if b.array is not None:
-                root = b.root()
-                owners[id(root)] = root
-            elif id(b) not in seen:
-                seen.add(id(b))
-                stack.append(b)
-    return list(owners.values())
+    owners = [b.root() for b in collect((buffer,)).leaves if b.array is not None]
+    return list({id(b): b for b in owners}.values())
 
 
 def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:

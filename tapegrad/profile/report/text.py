@@ -102,7 +102,7 @@ def print_oom(run: Run, console: Console, *, path: str | None = None) -> None:
     first = _first_to_go(run, moment)
     if first is not None:
         idle = f", idle for {out.ms(first.idle_ns)}" if first.idle_ns >= 0 else ""
-        what = "largest idle" if any("cannot be dropped" in text for text in told) else "first to go"
+        what = "largest idle" if any("cannot be evicted" in text for text in told) else "first to go"
         lines.append(f"{what}: {out.source(first.key)} {out.op(first.op)}: {format_bytes(first.bytes)}{idle}")
     title = f"Out of memory on {out.text(run.meta['device']['name'])}{_when(origin.step if origin else -1, origin)}"
     out.panel(title, lines)

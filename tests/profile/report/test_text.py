@@ -133,7 +133,7 @@ def test_why_memory_ran_out() -> None:
     assert printed(run).startswith(out)  # the summary begins with it
     assert printed(run, "oom", encoding="ascii").isascii()
     assert "Out of memory" not in printed(run, seq=run.peak["seq"])
-    run.meta["outcome"]["message"] = message = "1048576 (1.00 MiB) are held and cannot be dropped"
+    run.meta["outcome"]["message"] = message = "1048576 (1.00 MiB) are held and cannot be evicted"
     out = printed(run, "oom", width=120)
     assert message in out
     assert "largest idle: model.py:" in out and "first to go" not in out
