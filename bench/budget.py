@@ -14,7 +14,7 @@ Where that raises BudgetError, its ``needed_bytes`` is tried next, until the ste
 a budget smaller by one block of the ledger (512 bytes) raises again is tried, too.
 
 Extra work is what making values again costs, as a part of the plain step's cost, by the estimate of
-``memory/ledger/costs.py``: a count that does not move.  ``--rounds 0`` gives the counts alone.
+``tracing/costs.py``: a count that does not move.  ``--rounds 0`` gives the counts alone.
 
 Plain and budgeted steps take turns; the slowdown is the median of the ratios within rounds, by the clock and by the
 process's CPU time, which on one thread leaves out what other processes do.  Every budgeted step, timed or not, must

@@ -1,8 +1,8 @@
 """Captured steps: how tight their arenas are, and what less memory costs.
 
-    python bench/function.py [--workloads resnet,lstm] [--fractions 0.5,0.3,0.2] [--timed] [--works] [--json]
+    python bench/function.py [--workloads resnet,lstm] [--fractions 0.5,0.3,0.2] [--timed] [--tasks] [--json]
 
-Steps are those of bench/budget.py, forward and gradients, at sizes of some thousand works.  From each step's program:
+Steps are those of bench/budget.py, forward and gradients, at sizes of some thousand tasks.  From each step's program:
 
     arena / bound   bytes of the plain arena over the most bytes alive at once, less than which no arena can have
     activations     A: bytes of the arena when most of it is alive that are not among the results
@@ -12,9 +12,9 @@ Steps are those of bench/budget.py, forward and gradients, at sizes of some thou
     planned in      processor time, of this process
 
 ``--timed`` runs plain and fitted programs by turns and checks bits: the median of their ratios of processor time is the
-time over the plain program's; beside it, that over what the extra work says it is.  ``--works`` runs each work of the
+time over the plain program's; beside it, that over what the extra work says it is.  ``--tasks`` runs each task of the
 plain programs alone and shows what takes most time, with its share of the cost: the rule's factors
-(tapegrad/program/costs.py) come from this table.
+(tapegrad/capture/costs.py) come from this table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import common
 
 MIB = 2**20
 _SHOWN = 20
-"""Kinds of works shown."""
+"""Kinds of tasks shown."""
 TARGETS = {
     "ResNet": {0.5: 0.05, 0.3: 0.12, 0.2: 0.20}, "transformer": {0.5: 0.05, 0.3: 0.18, 0.2: 0.30},
     "LSTM": {0.5: 0.10, 0.3: 0.20, 0.2: 0.30}, "acoustic wave": {0.5: 0.10, 0.3: 0.20, 0.2: 0.30},
@@ -52,12 +52,12 @@ def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: b
     """One row a fraction; the first is the plain program."""
     from function_bound import least_extra
 
+    from tapegrad.capture.capture import capture
+    from tapegrad.capture.memory import ALIGNMENT
+    from tapegrad.capture.planner.fit import Planner
+    from tapegrad.capture.planner.schedule import Graph
+    from tapegrad.capture.replay import Replay
     from tapegrad.errors import BudgetError
-    from tapegrad.program.capture import capture
-    from tapegrad.program.fit import Planner
-    from tapegrad.program.memory import ALIGNMENT
-    from tapegrad.program.orders import Graph
-    from tapegrad.program.replay import Replay
 
     program = capture(step, (), {})
     planner = Planner(program, ALIGNMENT)
@@ -65,7 +65,7 @@ def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: b
     graph = Graph(program, ALIGNMENT)
     A, R = activations(graph)
     rows: list[dict[str, Any]] = [
-        {"workload": name, "works": len(program.steps), "fraction": 1.0, "limit": None, "arena": layout.nbytes,
+        {"workload": name, "tasks": len(program.steps), "fraction": 1.0, "limit": None, "arena": layout.nbytes,
          "bound": layout.lower_bound, "extra": 0.0, "least_extra": None, "target": None,
          "seconds": None, "time": None}
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def measured(name: str, step: Any, fractions: list[float], rounds: int, timed: b
             rows.append(row | {"least": e.needed_bytes})
             continue
         row |= {
-            "seconds": time.process_time() - start, "works": len(plan.program.steps), "arena": plan.layout.nbytes,
+            "seconds": time.process_time() - start, "tasks": len(plan.program.steps), "arena": plan.layout.nbytes,
             "bound": plan.layout.lower_bound, "extra": plan.extra,
             "least_extra": least_extra(graph, limit), "time": None,
         }  # fmt: skip
@@ -102,9 +102,9 @@ def _slower(plain: Any, fitted: Any, rounds: int) -> float:
     return common.ratio(times["plain"], times["fitted"])
 
 
-def works(name: str, program: Any, rounds: int) -> list[list[str | None]]:
-    """Rows of a table: the works of a program that take most time, alike ones together, beside their cost."""
-    from tapegrad.program.replay import Replay
+def tasks(name: str, program: Any, rounds: int) -> list[list[str | None]]:
+    """Rows of a table: the tasks of a program that take most time, alike ones together, beside their cost."""
+    from tapegrad.capture.replay import Replay
 
     replay = Replay(program)
     replay.run([])
@@ -143,7 +143,7 @@ def cells(r: dict[str, Any]) -> list[str | None]:
     seconds = None if r["seconds"] is None else f"{r['seconds']:.1f}"
     ratio = f"{r['arena'] / r['bound']:.4f}"
     times = [None, None] if r["time"] is None else [f"{r['time']:.3f}", f"{r['time'] / (1.0 + r['extra']):.3f}"]
-    return [label, str(r["works"]), size(r["limit"]), size(r["arena"]), ratio, percent(r["extra"]),
+    return [label, str(r["tasks"]), size(r["limit"]), size(r["arena"]), ratio, percent(r["extra"]),
             percent(r["least_extra"]), percent(r["target"]), *times, seconds]  # fmt: skip
 
 
@@ -152,13 +152,13 @@ def main() -> None:
     parser.add_argument("--workloads", default="", help="parts of names, by commas (default: all)")
     parser.add_argument("--fractions", default="0.5,0.3,0.2", help="of the activations (default: %(default)s)")
     parser.add_argument("--timed", action="store_true", help="also run the programs")
-    parser.add_argument("--works", action="store_true", help="only hold costs against the time of single works")
+    parser.add_argument("--tasks", action="store_true", help="only hold costs against the time of single tasks")
     options = parser.parse_args()
     common.begin(options.threads)
     common.load("tapegrad", options.threads)
     from budget_workloads import WORKLOADS
 
-    from tapegrad.program.capture import capture
+    from tapegrad.capture.capture import capture
 
     words = [word.lower() for word in options.workloads.split(",")]
     rows: list[dict[str, Any]] = []
@@ -166,16 +166,16 @@ def main() -> None:
     for workload in WORKLOADS:
         if workload.name in SIZES and any(word in workload.name.lower() for word in words):
             step = workload.build(SIZES[workload.name], "float32")
-            if options.works:
-                table += works(workload.name, capture(step, (), {}), options.rounds)
+            if options.tasks:
+                table += tasks(workload.name, capture(step, (), {}), options.rounds)
                 continue
             fractions = [float(x) for x in options.fractions.split(",")]
             rows += measured(workload.name, step, fractions, options.rounds, options.timed)
     facts = common.about(options.threads)
-    columns = ["step, fraction of activations", "works", "limit, MiB", "arena, MiB", "arena / bound", "extra work",
+    columns = ["step, fraction of activations", "tasks", "limit, MiB", "arena, MiB", "arena / bound", "extra work",
                "least", "aim", "time", "time / (1 + extra)", "planned in, s"]  # fmt: skip
-    if options.works:
-        columns, title = ["work", "KiB moved", "times", "of the time", "of the cost"], "What works take"
+    if options.tasks:
+        columns, title = ["task", "KiB moved", "times", "of the time", "of the cost"], "What tasks take"
         common.show(title, columns, table, facts)
         return
     common.show("Captured steps within fewer bytes", columns, [cells(r) for r in rows], facts)

@@ -133,8 +133,8 @@ def lower_bound(sizes: Sizes) -> Count:
 def count(sizes: Sizes, device: str, rate: float = 0.1) -> Count:
     """Kernels and bytes of tapegrad by its ledger, on a device that is present."""
     import tapegrad as tg
-    from tapegrad.memory.ledger.costs import moved_by
-    from tapegrad.memory.ledger.ledger import LEDGER
+    from tapegrad.tracing.costs import moved_by
+    from tapegrad.tracing.ledger import LEDGER
 
     detail: list[tuple[str, int, int]] = []
     with tg.device(device):

@@ -156,7 +156,7 @@ class Profile:
 
     def run(self, step: Callable[[], Any], steps: int) -> None:
         from tapegrad.engine.cpu.tiles import Tiling
-        from tapegrad.engine.make import Application
+        from tapegrad.engine.lowering import Application
 
         saved = Application.run, Tiling.run
         Application.run = self.timed(Application.run, lambda work, *arrays: work.names[0])

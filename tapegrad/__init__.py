@@ -19,22 +19,27 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
         "start Python with PYTHON_GIL=1 or -X gil=1, or use one that has the lock"
     )
 
-# Submodules behind whose names the public name is a function, and those that are public themselves.
-_FUNCTIONS = {"device", "explain", "tensor"}
+# Submodules whose names users know for something else, and those that are public themselves.
+_FUNCTIONS = {"device", "explain", "remat", "tensor"}
 _MODULES = {
     "distributed", "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special",
     "stats", "testing", "training", "tree",
 }  # fmt: skip
 # Names of the array API standard that say what a namespace is; in no ``__all__``.
 _PROTOCOL = {"__array_api_version__", "__array_namespace_info__"}
-# Where modules were whose names programs and pickles hold, and where they are.
+# Where modules and packages were whose names programs and pickles hold, and where they are.
 _MOVED = {
-    "memory.recompute": "memory.checkpoint.recompute", "memory.sequential": "memory.checkpoint.sequential",
-    "memory.tiers": "memory.offload.tiers", "nn.activations": "nn.functional.activations",
+    "memory.budget": "remat.budget", "memory.checkpoint": "remat.checkpoint", "memory.ledger": "tracing",
+    "memory.ledger.contents": "tracing.program_summary", "memory.ledger.figures": "tracing.metrics",
+    "memory.offload": "remat.offload", "memory.plan": "remat.plan", "memory.policies": "remat.policies",
+    "memory.predict": "remat.predict", "memory.recompute": "remat.checkpoint.recompute",
+    "memory.report": "remat.report", "memory.schedules": "remat.schedules",
+    "memory.sequential": "remat.checkpoint.sequential", "memory.tiers": "remat.offload.tiers",
+    "nn.activations": "nn.functional.activations",
     "nn.attention": "nn.layers.attention", "nn.convolution": "nn.layers.convolution", "nn.core": "nn.layers.core",
     "nn.layer": "nn.layers.layer", "nn.saving": "nn.layers.saving",
     "ops.activation": "ops.elementwise.activation", "ops.dtype_functions": "ops.interop.dtype_functions",
-    "tape": "autodiff.tape",
+    "program": "capture", "tape": "autodiff.tape",
 }  # fmt: skip
 # Threads in which the public names are being loaded.
 _loading: set[int] = set()
@@ -45,7 +50,7 @@ class _Moved:
 
     @staticmethod
     def find_spec(name: str, path: _typing.Any = None, target: _typing.Any = None) -> _typing.Any:
-        if name.removeprefix(f"{__name__}.") in _MOVED:
+        if _moved(name) != name:
             return _util.spec_from_loader(name, _typing.cast(_typing.Any, _Moved))
         return None
 
@@ -55,11 +60,19 @@ class _Moved:
 
     @staticmethod
     def exec_module(module: _types.ModuleType) -> None:
-        name = _MOVED[module.__name__.removeprefix(f"{__name__}.")]
-        _sys.modules[module.__name__] = _importlib.import_module(f"{__name__}.{name}")
+        _sys.modules[module.__name__] = _importlib.import_module(_moved(module.__name__))
 
 
-_sys.meta_path.append(_typing.cast(_typing.Any, _Moved))
+def _moved(name: str) -> str:
+    """The name that the module ``name`` has now: the longest part of it that has moved decides."""
+    parts = name.removeprefix(f"{__name__}.").split(".") if name.startswith(f"{__name__}.") else []
+    for count in range(len(parts), 0, -1):
+        if place := _MOVED.get(".".join(parts[:count])):
+            return ".".join([__name__, place, *parts[count:]])
+    return name
+
+
+_sys.meta_path.insert(0, _typing.cast(_typing.Any, _Moved))  # or a package would be searched under its old name
 
 
 class _Unloaded(_types.ModuleType):

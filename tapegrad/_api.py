@@ -29,6 +29,7 @@ from tapegrad.autodiff.loops import fori_loop, scan, while_loop
 from tapegrad.autodiff.own_primitive import OwnPrimitive, primitive
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.autodiff.vmap import vmap
+from tapegrad.capture.function import function
 from tapegrad.core.primitive import Primitive
 from tapegrad.device import device, set_default_device
 from tapegrad.device.dtypes import (
@@ -71,7 +72,6 @@ from tapegrad.ops.interop.info import namespace_info as __array_namespace_info__
 from tapegrad.ops.precision import autocast, get_float32_matmul_precision, set_float32_matmul_precision
 from tapegrad.polynomial import *  # noqa: F403
 from tapegrad.polynomial import __all__ as _polynomial
-from tapegrad.program.function import function
 from tapegrad.special import i0
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable

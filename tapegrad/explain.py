@@ -6,9 +6,9 @@ from typing import TextIO
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Reduction
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.engine import region
-from tapegrad.engine.make import of_region
+from tapegrad.engine.lowering import of_region
 from tapegrad.tensor import TensorLike, convert
 
 
@@ -33,9 +33,9 @@ def explain(*tensors: TensorLike, device: str | None = None, file: TextIO | None
 
 
 def _explained(group: list[Buffer], device: str | None) -> str:
-    needed, targets, shape, work = of_region(group, device and device.partition(":")[0])
+    needed, targets, shape, task = of_region(group, device and device.partition(":")[0])
     leaves = needed.arrays
-    read, written = sum(map(cxx.extent, leaves)), sum(b.node.aval.nbytes for b in targets)
+    read, written = sum(map(cuda_types.extent, leaves)), sum(b.node.aval.nbytes for b in targets)
     lines = [
         f"{len(needed.order)} nodes over {shape}, {len(leaves)} inputs, {len(targets)} outputs; "
         f"reads {read} bytes, writes {written}"
@@ -49,4 +49,4 @@ def _explained(group: list[Buffer], device: str | None) -> str:
         asked = any(b is t for t in group)
         out = "  <- output" if asked else "  <- output, kept on the way" if any(b is t for t in targets) else ""
         lines.append(f"  v{number}: {b.node.aval!r} = {b.node.prim.name}({operands}){axes}{out}")
-    return "\n".join([*lines, *(f"    {line}" for line in work.text().splitlines())])
+    return "\n".join([*lines, *(f"    {line}" for line in task.text().splitlines())])

@@ -19,9 +19,9 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Site, elementwise
 from tapegrad.core.state import last_refusal, refuse, thread
-from tapegrad.device import Device, asdevice, cuda_index, current_device, is_array, phantom
+from tapegrad.device import Device, abstract_array, asdevice, cuda_index, current_device, is_array
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.evaluate import array_of, fill, stored
+from tapegrad.engine.realize import array_of, fill, stored
 from tapegrad.errors import (
     DetachedError,
     DeviceError,
@@ -223,7 +223,7 @@ class Tensor(Methods):
     def _array(self) -> Any:
         """The device's array itself (evaluated if need be), which must not be written to."""
         self.look()
-        return phantom.real(array_of(self._buffer), self._buffer.node)
+        return abstract_array.real(array_of(self._buffer), self._buffer.node)
 
     def numpy(self, *, copy: bool | None = None) -> Array:
         """The value as a NumPy array that cannot be written to: on the CPU the tensor's own memory, else a copy.
@@ -245,7 +245,7 @@ class Tensor(Methods):
         """The value as a NumPy array, to be read at once: it may be the tensor's memory, which nothing else holds."""
         self.look()
         b = self._buffer
-        return self.device.numpy(phantom.real(stored(b), b.node))
+        return self.device.numpy(abstract_array.real(stored(b), b.node))
 
     def to_numpy(self) -> Array:
         """As :meth:`numpy`: the name under which Matplotlib and others ask for an array."""
@@ -344,7 +344,7 @@ class Tensor(Methods):
         if any(batch.whole(buffer) is not buffer for batch in thread.batches):
             return None
         try:
-            return self.device.numpy(phantom.real(stored(buffer), buffer.node))
+            return self.device.numpy(abstract_array.real(stored(buffer), buffer.node))
         except DryRunError:
             return None
 
@@ -551,7 +551,7 @@ def identity_of(x: Tensor) -> Tensor:
 def alias(buffer: Buffer) -> Buffer:
     """A view of all of ``buffer`` (evaluated if need be), with a node of its own."""
     out = Buffer(array_of(buffer), leaf(buffer.node.aval), base=buffer.root())
-    tracking.current.renamed(out, buffer)
+    tracking.current.made(out.node, (buffer,), out)
     for batch in thread.batches:
         batch.aliased(buffer, out)
     return out

@@ -14,7 +14,7 @@ from tapegrad.core import cell, tracking
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen
-from tapegrad.core.live import LiveNumber
+from tapegrad.core.live_numbers import LiveNumber
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.device.types import Array, DType

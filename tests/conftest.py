@@ -60,7 +60,7 @@ def old_objects() -> None:
     from inside import forget_constants
 
     from tapegrad.core.storage import METER
-    from tapegrad.memory.ledger.phase import STEPS
+    from tapegrad.tracing.phase import STEPS
 
     STEPS.restart()
     forget_constants()
@@ -103,10 +103,10 @@ def no_collection() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_notes() -> Iterator[None]:
     """No test leaves notes of passes over memory, which a later test would count as its own."""
-    from tapegrad.device import tally
+    from tapegrad.device import traffic
 
     yield
-    assert not tally.taken(), "passes over memory were noted, and nobody has counted or dropped them"
+    assert not traffic.taken(), "passes over memory were noted, and nobody has counted or dropped them"
 
 
 @pytest.fixture(autouse=True)

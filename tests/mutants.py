@@ -43,9 +43,10 @@ PARTS = {
                "tests/cuda/test_half_types.py", *SHARED],
     "autodiff": ["tests/autodiff", "tests/test_values.py", "tests/test_primitives.py",
                  "tests/ops/interop/test_numpy_protocols.py", *SHARED],
-    "memory": ["tests/memory", "tests/profile/recorder", "tests/profile/plan/test_applying.py",
+    "remat": ["tests/remat", "tests/profile/recorder", "tests/profile/plan/test_applying.py",
                "tests/profile/plan/test_file.py", "tests/engine/test_by_product.py",
                "tests/cuda/test_offload_on_device.py", "tests/cuda/test_pressure_on_device.py", *SHARED],
+    "tracing": ["tests/tracing", "tests/profile/recorder", *SHARED],
 }  # fmt: skip
 """Folders of the package, and the tests of each."""
 FLIPPED: dict[type[ast.AST], type[ast.AST]] = {

@@ -166,7 +166,7 @@ def test_imports_inside_the_package_work_while_it_is_loading() -> None:
         assert fresh(f"import tapegrad.{direct}\nprint(tapegrad.device.__name__)") == "device"
 
 
-@pytest.mark.parametrize("first", ["tape", "nn.core", "memory.tiers"])
+@pytest.mark.parametrize("first", ["tape", "nn.core", "memory.tiers", "memory.policies", "program"])
 def test_a_module_is_found_by_the_name_that_it_had(first: str) -> None:
     """Programs and pickles hold such names; what each gives is the module of today, whatever is imported first."""
     code = f"""
@@ -179,11 +179,17 @@ assert found is sys.modules["tapegrad." + tg._MOVED["{first}"]] and type(found._
 assert type(pickle.loads(b"ctapegrad.nn.core\\nDense\\n.")(2)) is tg.nn.Dense
 from tapegrad.tape import GradientTape
 assert GradientTape is tg.GradientTape
+import tapegrad.memory.budget.manager as before, tapegrad.remat.budget.manager as now
+assert before is now and tg.memory.policies is importlib.import_module("tapegrad.memory.policies")
+try:
+    import program
+except ImportError as e:
+    print(e)
 try:
     import tapegrad.no_module_of_before
 except ImportError as e:
     print(e)"""
-    assert fresh(code) == "No module named 'tapegrad.no_module_of_before'"
+    assert fresh(code) == "No module named 'program'\nNo module named 'tapegrad.no_module_of_before'"
 
 
 def test_two_threads_at_once() -> None:

@@ -15,8 +15,8 @@ from inside import is_lazy
 import tapegrad as tg
 from tapegrad.engine.cpu import tiles
 from tapegrad.engine.cpu.tiles import Tiling
-from tapegrad.engine.make import Application
-from tapegrad.engine.work import Work
+from tapegrad.engine.lowering import Application
+from tapegrad.engine.task import Task
 from tapegrad.tensor import materialize
 
 
@@ -25,7 +25,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts of the programs that run on the CPU."""
     texts = list[str]()
 
-    def note(kind: type[Work]) -> None:
+    def note(kind: type[Task]) -> None:
         run = kind.run
 
         def noting(work: Any, outputs: list[Any], temporaries: list[Any]) -> list[Any]:

@@ -160,13 +160,13 @@ def test_layers_are_kept() -> None:
         ("errors.py", "from tapegrad import tensor", "Layers of tapegrad"),
         ("core/aval.py", "from . import node", "What was asked: values, then buffers and primitives"),
         (
-            "engine/evaluate.py",
+            "engine/realize.py",
             "def late():\n    from tapegrad.autodiff.tape import GradientTape",
             "Layers of tapegrad",
         ),
         ("tensor.py", "import tapegrad", "Layers of tapegrad"),
         ("ops/__init__.py", "from tapegrad import memory", "Layers of tapegrad"),
-        ("memory/__init__.py", "from tapegrad import ops", "Memory and ops never import each other"),
+        ("remat/__init__.py", "from tapegrad import ops", "Rematerialization and ops never import each other"),
         ("engine/region.py", "from tapegrad.engine.cpu import tiles", "Engine: region, then programs, then launches"),
         ("nn/__init__.py", "from tapegrad.core.buffer import Buffer", "Layers and optimizers use public names only"),
         ("a_module_in_no_layer.py", "", "Layers of tapegrad"),
@@ -221,7 +221,7 @@ def test_a_library_loaded_at_import_is_found(copy: Path, fake_libraries: Path, n
 
 
 POLLS = re.compile(r"tracking\.current is|tracking\.NO_TRACKER|is_dry|\.detailed\b")
-MAY_ASK = {"core/tracking.py", "memory/budget/manager.py", "memory/ledger/ledger.py", "memory/ledger/figures.py"}
+MAY_ASK = {"core/tracking.py", "remat/budget/manager.py", "tracing/ledger.py", "tracing/metrics.py"}
 """The blocks that choose the tracker, and the tracker itself."""
 
 

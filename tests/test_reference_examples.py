@@ -19,7 +19,7 @@ import pytest
 from inside import as_in_a_new_process
 
 import tapegrad as tg
-from tapegrad.memory.ledger.phase import STEPS
+from tapegrad.tracing.phase import STEPS
 
 SOURCE = Path(__file__).parents[1] / "docs" / "reference_examples.py"
 SPACES = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from typing import Any, NoReturn
 
 from tapegrad import nest
+from tapegrad.autodiff.cotangent_seeds import fitted, handles, wants_zeros
 from tapegrad.autodiff.forward import Tangents
-from tapegrad.autodiff.seeds import fitted, handles, wants_zeros
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
@@ -70,20 +71,18 @@ class ForwardAccumulator(Tangents):
         if self._recording:
             raise TapeStateError("this accumulator is recording already; make another one for a nested derivative")
         self._before = thread.recorders
-        self._recording, self._graph = True, tracking.current.graph()  # so that tangents may be evicted, too
-        try:
+        with ExitStack() as undo:  # a block that is not entered is not left
+            undo.callback(self._stop)
+            self._recording, self._graph = True, tracking.current.graph()  # so that tangents may be evicted, too
             tell(self)
-            return self
-        except BaseException:  # an interrupt: a block that is not entered is not left, either
-            self._stop()
-            raise
+            undo.pop_all()
+        return self
 
     def __exit__(self, *exc: object) -> None:
         try:
             self._stop()
-        except BaseException:  # an interrupt
-            self._stop()
-            raise
+        finally:
+            self._stop()  # an interrupt may have come
 
     def _stop(self) -> None:
         tell_no_more(self)

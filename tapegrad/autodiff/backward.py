@@ -14,8 +14,8 @@ from typing import Any
 
 from tapegrad.autodiff import derivative
 from tapegrad.autodiff.batching import mapped
-from tapegrad.autodiff.compiled import listed
 from tapegrad.autodiff.records import Applied, Called, Record
+from tapegrad.autodiff.small_rules import listed
 from tapegrad.autodiff.windows import Windows
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import tracking
@@ -27,7 +27,7 @@ from tapegrad.core.protocols import Steps
 from tapegrad.core.rule import Params, Plan, Rule, Sliced
 from tapegrad.core.state import during, thread
 from tapegrad.engine import region
-from tapegrad.engine.evaluate import fill
+from tapegrad.engine.realize import fill
 from tapegrad.errors import GradientError, NoGradientError
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.arithmetic import add

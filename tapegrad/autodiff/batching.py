@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
-from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.forward_transform import Pusher
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
@@ -22,7 +22,7 @@ from tapegrad.core.primitive import Elementwise, Linearity
 from tapegrad.core.protocols import Call
 from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, is_array
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.realize import array_of
 from tapegrad.errors import MOST_TOLD, DryRunError, FailedStack, GradientError, LinAlgError, RandomnessError, told
 from tapegrad.ops.casting import cast_p
 from tapegrad.ops.create.creation import zeros

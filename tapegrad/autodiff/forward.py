@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapegrad.autodiff import derivative
-from tapegrad.autodiff.companions import Pusher
+from tapegrad.autodiff.forward_transform import Pusher
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from tapegrad import nest
+from tapegrad.autodiff.arguments import Argnums, Sources, parted
+from tapegrad.autodiff.cotangent_seeds import apart, ones_of
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.recording import Trace
-from tapegrad.autodiff.seeds import apart, ones_of
-from tapegrad.autodiff.sources import Argnums, Sources, parted
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.device import dtypes
 from tapegrad.errors import DTypeError, NoGradientError, NotATensorError, ShapeError

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 from tapegrad import nest
-from tapegrad.autodiff import rows
+from tapegrad.autodiff import jacobian_rows
+from tapegrad.autodiff.arguments import Argnums, Sources, parted
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.functional import slope
 from tapegrad.autodiff.recording import Trace
-from tapegrad.autodiff.sources import Argnums, Sources, parted
 from tapegrad.autodiff.vmap import vmap
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.device import dtypes
@@ -48,11 +48,11 @@ def _rows(sources: Sources, trace: Trace, y: object) -> Any:
         node = asarray(leaf)._buffer.node
         indices = [t._buffer.node.index for t in sources.leaves]
         parts = []
-        for start, stop in rows.chunks(node.aval.size, [node.aval.size] + [t.size for t in sources.leaves]):
-            seed = rows.basis(node.aval, start, stop)
+        for start, stop in jacobian_rows.chunks(node.aval.size, [node.aval.size] + [t.size for t in sources.leaves]):
+            seed = jacobian_rows.basis(node.aval, start, stop)
             pulled = trace.pull({node.index: seed}, lead=stop - start, consume=False)
             parts.append({i: g for i, g in zip(indices, pulled, strict=True) if g is not None})
-        blocks = rows.joined(parts, node.aval.shape)
+        blocks = jacobian_rows.joined(parts, node.aval.shape)
         blank = (zeros_of(t._buffer.node.aval.with_shape((*node.aval.shape, *t.shape))) for t in sources.leaves)
         return sources.mirrored([blocks.get(i, b) for i, b in zip(indices, blank, strict=True)])
 

@@ -22,7 +22,7 @@ from tapegrad.core.primitive import Opaque, Primitive
 from tapegrad.core.rule import Rule, with_parameters
 from tapegrad.core.state import thread
 from tapegrad.device import current_device, dtypes
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.realize import array_of
 from tapegrad.errors import DryRunError, DTypeError, GradientError, GradientTypeError, NotATensorError
 from tapegrad.ops.create.creation import asarray
 from tapegrad.ops.dispatch import SCALARS, on_one_device, tensor

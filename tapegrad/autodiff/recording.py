@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tapegrad.autodiff.backward import backward
-from tapegrad.autodiff.effects import agreed, effects_of
+from tapegrad.autodiff.collective_walk import agreed, effects_of
 from tapegrad.autodiff.records import Applied, Called, Record, reachable
 from tapegrad.core import tracking
 from tapegrad.core.buffer import NOTHING, Buffer
@@ -98,7 +98,12 @@ class Recording:
             residuals = tuple(map(there.__getitem__, plan.slots))
         record = Applied()
         record.node, record.inputs, record.plan = node, nodes, plan
-        record.residuals = tracking.current.recorded(self, node, residuals) if residuals else NOTHING
+        record.residuals = NOTHING
+        if residuals:
+            tracker = tracking.current
+            if self.graph is None:  # a budget may have begun since
+                self.graph = tracker.graph()
+            record.residuals = tracker.save(residuals, node.prim.name)
         self._records.append(record)
 
     def read(self, variable: Variable, value: Buffer) -> None:

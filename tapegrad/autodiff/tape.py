@@ -9,18 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 from tapegrad import nest
-from tapegrad.autodiff import rows
+from tapegrad.autodiff import jacobian_rows
 from tapegrad.autodiff.backward import backward
-from tapegrad.autodiff.effects import agreed
+from tapegrad.autodiff.collective_walk import agreed
+from tapegrad.autodiff.cotangent_seeds import apart, handles, wants_zeros, weights_of
 from tapegrad.autodiff.recording import Recording
 from tapegrad.autodiff.records import Called, Record, reachable
-from tapegrad.autodiff.seeds import apart, handles, wants_zeros, weights_of
 from tapegrad.autodiff.zeros import zeros_of
 from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
@@ -74,20 +74,18 @@ class GradientTape(Recording):
             self._forget()
             self._variables, self._used = {}, False
         self._begin()
-        self._recording = self._entered = True
-        try:
+        with ExitStack() as undo:  # a block that is not entered is not left
+            undo.callback(self._stop)
+            self._recording = self._entered = True
             tell(self)
-            return self
-        except BaseException:  # an interrupt: a block that is not entered is not left, either
-            self._stop()
-            raise
+            undo.pop_all()
+        return self
 
     def __exit__(self, *exc: object) -> None:
         try:
             self._stop()  # even if a gradient, perhaps in another thread, has ended the recording before
-        except BaseException:  # an interrupt
-            self._stop()
-            raise
+        finally:
+            self._stop()  # an interrupt may have come
 
     def _stop(self) -> None:
         tell_no_more(self)
@@ -246,11 +244,11 @@ class GradientTape(Recording):
         records, consume = self._take()
         size, shape = node.aval.size, node.aval.shape
         parts: list[dict[int, Tensor]] = []
-        for start, stop in rows.chunks(size, [s.size for s in sought] + [size]):
-            seed = rows.basis(node.aval, start, stop)
+        for start, stop in jacobian_rows.chunks(size, [s.size for s in sought] + [size]):
+            seed = jacobian_rows.basis(node.aval, start, stop)
             last = consume and stop == size
             parts.append(self._walk(records, {node.index: seed}, sought, last, lead=stop - start))
-        blocks = rows.joined(parts, shape)
+        blocks = jacobian_rows.joined(parts, shape)
         return nest.rebuild(sources, iter(self._results(blocks, sought, zero, shape)))
 
     def batch_jacobian(
@@ -270,9 +268,9 @@ class GradientTape(Recording):
                 "the same first dimension"
             )
         records, consume = self._take()
-        seed, columns = rows.batch_basis(node.aval)
+        seed, columns = jacobian_rows.batch_basis(node.aval)
         grads = self._walk(records, {node.index: seed}, [source], consume, lead=columns)
-        return rows.batch_result(self._sums(grads, [source])[0], node.aval, inner.aval, columns)
+        return jacobian_rows.batch_result(self._sums(grads, [source])[0], node.aval, inner.aval, columns)
 
     def _sources(self, sources: object) -> list[Tensor | Variable]:
         """The leaves of ``sources``, with a warning for integers, which have no gradient."""

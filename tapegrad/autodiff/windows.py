@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.engine.evaluate import fill
+from tapegrad.engine.realize import fill
 from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.shape.blocks import Part, unslice_p, unslice_sum_p, whole
 from tapegrad.tensor import Tensor

@@ -6,7 +6,7 @@ A buffer is *filled*, or its ``array`` is None, and it is one of these:
 * *postponed*: its node, of any kind, is applied to ``inputs`` when its value is needed, or never;
 * *evicted*: it was filled, and a budget took its bytes; its ``recipe`` says how to recompute them.
 
-Whoever needs bytes asks ``engine/evaluate.py``, which fills a buffer of any kind.  Bytes live as long as someone refers
+Whoever needs bytes asks ``engine/realize.py``, which fills a buffer of any kind.  Bytes live as long as someone refers
 to the buffer, or until they are evicted.  There are no cycles, so they are freed at their last use.
 """
 
@@ -75,12 +75,14 @@ class Buffer:
         fills += 1
         before = self.inputs, self.span, self.loop
         self.inputs, self.span, self.loop, self.array = NOTHING, None, None, array
+        counted = False
         try:
             _allocate(self)
-        except BaseException:  # bytes that nobody counts must not stay
-            self.array = None
-            self.inputs, self.span, self.loop = before
-            raise
+            counted = True
+        finally:
+            if not counted:  # bytes that nobody counts must not stay
+                self.array = None
+                self.inputs, self.span, self.loop = before
         self.state = PLAIN
 
     def show(self, array: Any, base: Buffer) -> Buffer:

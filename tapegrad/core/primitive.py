@@ -199,7 +199,7 @@ class Barrier(Primitive):
     """What runs when it is recorded, and makes an array."""
 
     flops: Callable[..., int] | None = None
-    """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``memory/ledger/costs.py``)."""
+    """``flops(*avals, **params)``: arithmetic beyond moving operands and result (see ``tracing/costs.py``)."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -250,8 +250,8 @@ class Opaque(Barrier):
     scratch: Function | None = None
     """``scratch(aval, *arrays, **params)``: bytes that ``impl`` takes for itself at most, and gives back."""
     dry: Function | None = None
-    """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it tells
-    of the passes of ``impl`` and gives the phantom ``out``, or what ``impl`` would give (``device/phantom.py``)."""
+    """``dry(*arrays, out=, **params) -> array``: what a dry run on a lazy device calls in place of ``impl``: it reports
+    the passes of ``impl`` and returns the abstract array ``out``, or what ``impl`` would return."""
     calls_user: bool = False  # whether impl calls a function of the user's, which may have effects
     gathers: bool = False  # whether it reads of its first operand no more than it writes
     planned: bool = False

@@ -112,7 +112,7 @@ class BatchRecorder(Recorder, Protocol):
 
 
 class Executor(Protocol):
-    """It does works: at once, dry, or postponed."""
+    """It does tasks: at once, dry, or postponed."""
 
     keeps_arrays: bool
     """Whether arrays live on when their buffers have gone: what is captured refers to them."""
@@ -129,18 +129,18 @@ class Executor(Protocol):
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
 
-    def do(self, work: Any) -> list[Any]:
-        """The arrays that ``work`` (``engine/make.py``) writes."""
+    def do(self, task: Any) -> list[Any]:
+        """The arrays that ``task`` (``engine/lowering.py``) writes."""
 
-    def values(self, work: Any) -> list[Buffer]:
-        """Values without a recipe, which ``work`` yields."""
+    def values(self, task: Any) -> list[Buffer]:
+        """Values without a recipe, which ``task`` yields."""
 
     @property
     def changes(self) -> bool:
         """Whether arrays may be changed in place."""
 
-    def change(self, work: Any) -> None:
-        """Do ``work``, which writes into arrays that there are."""
+    def change(self, task: Any) -> None:
+        """Do ``task``, which writes into arrays that there are."""
 
     def pull(self, steps: Steps, ct: Any, residuals: Sequence[Buffer]) -> Sequence[Any] | None:
         """Cotangents of what a node read, by the steps of its rules: arrays or buffers; None: they do not apply."""
@@ -155,7 +155,7 @@ class Executor(Protocol):
         """Call ``f``, which tells of something that has happened; in a dry run it has not, in each replay it has."""
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
-        """As :meth:`in_earnest`, of a decision on which later works depend: a step with one cannot be captured."""
+        """As :meth:`in_earnest`, of a decision on which later tasks depend: a step with one cannot be captured."""
 
     def index(self, t: Any) -> Any:
         """A 0-d tensor of integers as an index: its value, or the tensor while a step is captured."""
@@ -199,7 +199,7 @@ Retained: TypeAlias = "tuple[Buffer, ...] | Residuals"
 
 
 class Steps(Protocol):
-    """The rules of a small node, listed (see ``autodiff/compiled.py``).  None: some value is not there."""
+    """The rules of a small node, listed (see ``autodiff/small_rules.py``).  None: some value is not there."""
 
     pull: Callable[[Any, Sequence[Buffer]], tuple[Any, ...] | None]
     """Cotangents as arrays, from an array and residuals; nobody is told."""

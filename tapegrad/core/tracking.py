@@ -7,17 +7,19 @@ of a budget, which counts as well.  Blocks choose it when they are entered and l
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tapegrad.core import locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from tapegrad.core.aval import ShapedArray
     from tapegrad.core.buffer import Buffer
     from tapegrad.core.node import Node
-    from tapegrad.core.protocols import Recipes, Recorder, Recording, Retained
+    from tapegrad.core.protocols import Recipes, Retained
 
 T = TypeVar("T")
 
@@ -33,33 +35,23 @@ class Tracker:
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
         """``node`` was applied while a recorder records; its value is, or will be, in ``out``."""
 
-    def renamed(self, out: Buffer, source: Buffer) -> None:
-        """``out`` has the bytes of ``source`` under another node."""
-
     def named(self, buffer: Buffer, name: str) -> None:
         """The user calls the value of ``buffer`` ``name``."""
 
     def called(self, node: Node) -> None:
-        """``node`` is a result of a call, which has a derivative of its own and which a tape has recorded."""
+        """``node`` is a result of a call that a tape has recorded, or is to be applied later, by another line."""
 
     # Bytes -----------------------------------------------------------------------------------------------------
 
-    def reserve(self, avals: Sequence[ShapedArray], names: Sequence[str], make: Callable[..., T], *args: object) -> T:
-        """Return ``make(*args)``, which allocates values like ``avals``, by primitives of these ``names``.
+    def reserved(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> AbstractContextManager[None]:
+        """Reserve bytes for a block that allocates values like ``avals``, by primitives of these ``names``.
 
-        Within a budget the bytes are reserved first.  What ``make`` has not allocated when it returns, or raises, is
-        available to other threads.  Raises BudgetError.
+        What the block has not allocated when it ends is available to other threads.  Raises BudgetError.
         """
-        return make(*args)
+        return _NOTHING
 
-    def filled(self, buffer: Buffer, inputs: tuple[Buffer, ...]) -> None:
-        """A pending buffer, which was to be made from ``inputs``, has got its bytes."""
-
-    def deferred(self, buffer: Buffer) -> None:
-        """``buffer`` was made pending: its bytes, if it ever gets any, are due to this source line."""
-
-    def replaced(self, buffer: Buffer) -> None:
-        """``buffer`` now holds a copy of its view."""
+    def filled(self, buffer: Buffer) -> None:
+        """A pending or evicted buffer has got its bytes, or a new one takes the place of its node's."""
 
     def label(self, buffer: Buffer, category: str, name: str = "") -> None:
         """The bytes that ``buffer`` shows serve as ``category`` from now on; ``name``: of what holds them."""
@@ -73,17 +65,9 @@ class Tracker:
         """Return what a recording refers to while it records, since it may need evicted values again."""
         return None
 
-    def save(self, buffers: tuple[Buffer, ...]) -> Retained:
-        """Return what a tape's record is to hold instead of ``buffers``: themselves, or :class:`Residuals`."""
+    def save(self, buffers: tuple[Buffer, ...], by: str = "") -> Retained:
+        """Return what is to be held of ``buffers``, themselves or :class:`Residuals`; ``by``: of a record, its name."""
         return buffers
-
-    def recorded(self, recording: Recording, node: Node, residuals: tuple[Buffer, ...]) -> Retained:
-        """Return what ``recording`` is to hold instead of ``residuals``, which the rules of ``node`` read."""
-        return residuals
-
-    def told(self, recorders: tuple[Recorder, ...], listener: Recorder) -> tuple[Recorder, ...]:
-        """Return the recorders of companions: ``recorders``, or, if there are none, perhaps the ``listener``."""
-        return recorders
 
     # Work ------------------------------------------------------------------------------------------------------
 
@@ -114,7 +98,7 @@ class Tracker:
         """A small elementwise ``node`` was evaluated from ``arrays``."""
 
     def replayed(self, report: Any) -> None:
-        """A captured program was replayed; ``report``: what that is counted as (``memory/ledger/figures.py``)."""
+        """A captured program was replayed; ``report``: what that is counted as (``tracing/metrics.py``)."""
 
     def walk(self, f: Callable[..., T], *args: object) -> T:
         """Return ``f(*args)``, a backward pass of this thread."""
@@ -131,6 +115,7 @@ class Tracker:
         return f(*args)
 
 
+_NOTHING = nullcontext()
 NO_TRACKER = Tracker()
 current: Tracker = NO_TRACKER
 """The tracker in force."""

@@ -90,11 +90,8 @@ class Device(ABC):
         return "the system has no more"
 
     @abstractmethod
-    def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
-        """Let the pool hold at most so many bytes, used and unused; None: the limit as it was before.
-
-        ``live``: tells how many bytes are in use, where they do not all come from the pool.
-        """
+    def limit(self, nbytes: int | None) -> None:
+        """Let the pool hold at most so many bytes, used and unused; None: the limit as it was before."""
 
     def make_way(self, nbytes: int) -> None:
         """Make room for ``nbytes`` beside the pool: free idle blocks if they do not fit within the limit."""

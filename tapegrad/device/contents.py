@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tapegrad.device import probe
+from tapegrad.device.abstract_array import Phantom
 from tapegrad.device.base import Device
-from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 
 _LEAST = 2**14

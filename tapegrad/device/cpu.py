@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 from tapegrad.device import dtypes, foreign
 from tapegrad.device.base import Device
+from tapegrad.device.oom_retry import retried
 from tapegrad.device.pool import LEAST, POOL
-from tapegrad.device.pressure import retried
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import DTypeError, NotATensorError
 
@@ -43,11 +42,8 @@ class CPUDevice(Device):
         """-1, since small arrays do not come from the pool; and its idle bytes."""
         return -1, POOL.idle_bytes
 
-    def limit(self, nbytes: int | None, live: Callable[[], int] | None = None) -> None:
-        """The host pool holds at most so many bytes, lent and idle, if it can: it does not refuse a request."""
-        POOL.limit = nbytes
-        if live is not None:
-            POOL.live = live
+    def limit(self, nbytes: int | None) -> None:
+        """Free idle blocks of the host pool, which heeds the meter's limit; it refuses no request."""
         POOL.make_way(0)
 
     def make_way(self, nbytes: int) -> None:

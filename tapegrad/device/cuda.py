@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tapegrad.core import locks
-from tapegrad.device import cpu, cublas, cudnn, cxx, foreign, phantom
+from tapegrad.device import abstract_array, cpu, cublas, cuda_types, cudnn, foreign
 from tapegrad.device.base import Device
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.cudnn import CuDNN
 from tapegrad.device.graphs import Scratch, captured, refused
 from tapegrad.device.host_scalar import HostScalar
-from tapegrad.device.pressure import other_allocator, outside, pool_room, retried, unusable
+from tapegrad.device.oom_retry import other_allocator, outside, pool_room, retried, unusable
 from tapegrad.device.probe import Probe, look
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.errors import DeviceError, KernelError
@@ -231,7 +231,7 @@ class CudaDevice(Device):
             theirs = self._cudnn[0].outside_bytes if self._cudnn and self._cudnn[0] else 0
             return pool_room(self.xp, nbytes, cublas.outside_bytes(self.index), theirs)
 
-    def limit(self, nbytes: int | None, live: object = None) -> None:
+    def limit(self, nbytes: int | None) -> None:
         """CuPy's pool holds at most so many bytes here, but not more than the limit it had before."""
         with self.active():
             pool = self.xp.get_default_memory_pool()
@@ -259,7 +259,7 @@ class CudaDevice(Device):
                 return self._upload(x, dtype)
             if array.device.id != self.index:
                 array, copy = self._from_another(array), False
-            cxx.known("asarray", array.dtype)
+            cuda_types.known("asarray", array.dtype)
             if any(n % array.itemsize for n in (*array.strides, array.data.ptr)):
                 array, copy = xp.array(array, order="C"), False  # a field of packed records; kernels count in elements
             if dtype is not None and array.dtype != dtype:
@@ -300,7 +300,7 @@ class CudaDevice(Device):
 
     def _upload(self, x: object, dtype: DType | None) -> Array | HostScalar:
         array = cpu.CPU.array(x, dtype, copy=False)
-        cxx.known("asarray", array.dtype)
+        cuda_types.known("asarray", array.dtype)
         if not array.ndim:
             return HostScalar(np.array(array), self)
         array = np.ascontiguousarray(array)
@@ -388,7 +388,7 @@ class CudaDevice(Device):
 
     def is_view(self, x: Any, of: Any) -> bool:
         """Whether ``x`` lies within the memory that ``of`` was cut from."""
-        if type(x) is phantom.Phantom:
+        if type(x) is abstract_array.Phantom:
             return np.may_share_memory(x, of)
         return x.size > 0 and x.data.mem is of.data.mem
 

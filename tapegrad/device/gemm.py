@@ -27,7 +27,7 @@ import numpy as np
 from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.device import cublas
 from tapegrad.device.dtypes import bfloat16, complex64, complex128, float16, float32, float64
-from tapegrad.device.tally import contiguous
+from tapegrad.device.traffic import contiguous
 from tapegrad.device.types import DType
 
 KINDS = {

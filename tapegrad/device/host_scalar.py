@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.storage import METER
-from tapegrad.device.pressure import retried
+from tapegrad.device.oom_retry import retried
 
 if TYPE_CHECKING:
     from tapegrad.device.base import Device

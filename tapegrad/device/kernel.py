@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tapegrad.core import locks
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.errors import KernelError
 
 _lock = locks.lock()
@@ -82,7 +82,7 @@ class Kernel:
 
     def options(self, macros: dict[str, Any]) -> tuple[str, ...]:
         """Compiler options for these macros."""
-        values = {k: v if isinstance(v, int) else cxx.storage(v) for k, v in macros.items()}
+        values = {k: v if isinstance(v, int) else cuda_types.storage(v) for k, v in macros.items()}
         return (*options(), *(f"-D{k}={v}" for k, v in values.items()))
 
 

@@ -8,14 +8,14 @@ one written in Python a Ctrl-C would be lost.  It queues the block, and the next
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
 
 from tapegrad.core import locks
+from tapegrad.core.storage import METER, Meter
 from tapegrad.device.types import DType
 
 LEAST = 128 * 1024  # smaller requests: malloc keeps its own free lists and does not map pages each time
@@ -55,10 +55,12 @@ class _Lease(ref[_Owner]):
 class HostPool:
     """Blocks of host memory by size (rounded to pages), lent and idle.
 
-    Idle bytes stay below the larger of 256 MiB and half of what was ever lent at once.
+    Idle bytes stay below the larger of 256 MiB and half of what was ever lent at once, and, together with what is live,
+    within the limit of the meter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter = METER) -> None:
+        self._meter = meter
         self._free: dict[int, list[_Block]] = {}
         self._lock = locks.lock()
         self._leases: dict[int, _Lease] = {}
@@ -66,9 +68,6 @@ class HostPool:
         """The leases whose owner has gone."""
         self._lent = self._idle = 0
         self.peak_lent_bytes = 0
-        self.limit: int | None = None
-        """Idle blocks are given up where they would exceed it together with what is live."""
-        self.live: Callable[[], int] = lambda: self._lent
 
     @property
     def lent_bytes(self) -> int:
@@ -85,9 +84,13 @@ class HostPool:
     def make_way(self, nbytes: int) -> None:
         """So many bytes are to be taken from the system: give up idle blocks for them, if there is a limit."""
         self._take_back()
-        if self.limit is not None:
-            with self._lock:
-                self._shrink(nbytes)
+        with self._lock:
+            self._shrink(nbytes)
+
+    def _available(self) -> float:
+        """Bytes that the limit leaves beside what is live."""
+        limit = self._meter.limit
+        return limit if limit == inf else limit - max(self._lent, self._meter.live_bytes)
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
         """An uninitialised C-contiguous array of ``shape``."""
@@ -119,10 +122,8 @@ class HostPool:
 
     def _shrink(self, nbytes: int) -> None:
         """Give up idle blocks until so many bytes more fit within the limit."""
-        if self.limit is None:
-            return
-        room = self.limit - max(self._lent, self.live()) - nbytes
-        while self._free and self._idle > room:
+        available = self._available() - nbytes
+        while self._free and self._idle > available:
             size, blocks = next(iter(self._free.items()))
             if blocks:
                 blocks.pop()
@@ -141,10 +142,7 @@ class HostPool:
                     continue
                 size = lease.block.size
                 self._lent -= size
-                room = max(IDLE, self.peak_lent_bytes // 2)
-                if self.limit is not None:
-                    room = min(room, self.limit - max(self._lent, self.live()))
-                if self._idle + size <= room:
+                if self._idle + size <= min(max(IDLE, self.peak_lent_bytes // 2), self._available()):
                     self._free.setdefault(size, []).append(lease.block)
                     self._idle += size
 

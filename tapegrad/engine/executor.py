@@ -1,4 +1,4 @@
-"""The executor applies primitives, now or later, and does their works.
+"""The executor applies primitives, now or later, and does their tasks.
 
 :class:`Executor` reserves bytes with the tracker in force (``core/tracking.py``), whichever it is, and reports all
 work to it.  A thread may have an executor of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
@@ -12,19 +12,19 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from tapegrad.core import state, tracking
-from tapegrad.core.aval import ShapedArray, shaped
+from tapegrad.core.aval import shaped
 from tapegrad.core.buffer import PLAIN, Buffer
 from tapegrad.core.node import NO_PARAMS, Node, leaf
 from tapegrad.core.primitive import Drawn, Reduction, View
 from tapegrad.core.protocols import Steps
 from tapegrad.core.state import during, thread
-from tapegrad.device import Device, dtypes, phantom, tally
-from tapegrad.device.pressure import retried
+from tapegrad.device import Device, abstract_array, dtypes, traffic
+from tapegrad.device.oom_retry import retried
 from tapegrad.device.types import Array
-from tapegrad.engine import make, region
-from tapegrad.engine.evaluate import announce, apart, array_of, arrays_of, fill, gather, postponed, waiting_below
+from tapegrad.engine import lowering, region
 from tapegrad.engine.operands import Operands
-from tapegrad.engine.work import Work
+from tapegrad.engine.realize import announce, apart, array_of, arrays_of, fill, gather, postponed, waiting_below
+from tapegrad.engine.task import Task
 
 T = TypeVar("T")
 CONSTANTS: dict[Any, Buffer] = {}
@@ -34,7 +34,7 @@ _LEAST_CREATED = 2**20
 
 
 class Executor:
-    """Does works, and reports them to the tracker in force."""
+    """Does tasks, and reports them to the tracker in force."""
 
     keeps_arrays = False
 
@@ -73,7 +73,7 @@ class Executor:
         f()
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` returns, which depends on values, and on which later works depend."""
+        """What ``f()`` returns, which depends on values, and on which later tasks depend."""
         return self.in_earnest(f, otherwise)
 
     def index(self, t: Any) -> Any:
@@ -104,7 +104,7 @@ class Executor:
 
     def phantom(self, array: Array, node: Node) -> Array:
         """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError."""
-        raise phantom.unread(repr(node))
+        raise abstract_array.unread(repr(node))
 
     # Applications, not recorded ------------------------------------------------------------------------------
 
@@ -166,10 +166,9 @@ class Executor:
         elif isinstance(prim, Reduction) and not region.runs_at_once(inputs[0].node.aval):
             return self._reduction(node, inputs, into)
         arrays = arrays_of(inputs)
-        if beside is None:
-            return tracker.reserve((aval,), (prim.name,), self._barrier, node, inputs, arrays, into)
-        avals, names = (aval, beside.node.aval), (prim.name, beside.node.prim.name)
-        return tracker.reserve(avals, names, self._barrier, node, inputs, arrays, into, beside)
+        written = (node,) if beside is None else (node, beside.node)
+        with tracker.reserved([n.aval for n in written], [n.prim.name for n in written]):
+            return self._barrier(node, inputs, arrays, into, beside)
 
     def viewed(self, node: Node, array: Array) -> Array:
         """The array of a view that takes no copy: nothing is asked of the device, so nothing waits."""
@@ -181,9 +180,9 @@ class Executor:
         """A buffer for ``array``, a view of ``source``; if it should not keep the rest of that, for a copy of it."""
         aval, root, tracker = node.aval, source.root(), tracking.current
         if tracker.copies_slivers and region.is_sliver(array, aval, root):
-            work = make.Application(node.prim, [source.array], node.params, aval)
-            copy = lambda: self._reported(work, self.do(make.copy_of(array, aval)), node, into)
-            return tracker.reserve((aval,), work.names, copy)
+            task = lowering.Application(node.prim, [source.array], node.params, aval)
+            with tracker.reserved((aval,), task.names):
+                return self._reported(task, self.do(lowering.copy_of(array, aval)), node, into)
         return Buffer(array, node, base=root) if into is None else into.show(array, root)
 
     def _reduction(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
@@ -199,111 +198,103 @@ class Executor:
         return out
 
     def _barrier(
-        self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None,
-        beside: Buffer | None = None,
-    ) -> Buffer:  # fmt: skip
+        self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None, beside: Buffer | None
+    ) -> Buffer:
         """A buffer for the value of a barrier that runs now, or of a view that may have to copy."""
         prim, aval = node.prim, node.aval
-        work = make.Application(prim, arrays, node.params, aval, None if beside is None else beside.node.aval)
-        do = self._do_reserving if work.scratch_bytes else self.do
+        task = lowering.Application(prim, arrays, node.params, aval, None if beside is None else beside.node.aval)
+        do = self._do_reserving if task.scratch_bytes else self.do
         try:
-            outputs = do(work)
+            outputs = do(task)
         except MemoryError as e:
-            tally.taken()
-            outputs = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(work))
+            traffic.taken()
+            outputs = retried(e, aval.device, prim.name, aval.nbytes, lambda: do(task))
         if beside is not None:
             _filled(outputs[1], beside.node, beside)
         if prim.view and aval.device.is_view(outputs[0], arrays[0]):
             return self._view(node, inputs[0], outputs[0], into)
-        return self._reported(work, outputs, node, into)
+        return self._reported(task, outputs, node, into)
 
-    def _do_reserving(self, work: make.Application) -> list[Array]:
-        """The arrays that ``work`` writes; the budget and the counts include its scratch."""
-        if work.category is not None:
-            avals = [shaped(shape, dtype, work.device) for shape, dtype in work.temporaries]
-            return tracking.current.reserve(avals, work.names, self._do_counted, work, avals)
-        scratch = shaped((work.scratch_bytes,), dtypes.uint8, work.device)
-        return tracking.current.reserve((scratch,), ("scratch",), self.do, work)
+    def _do_reserving(self, task: lowering.Application) -> list[Array]:
+        """The arrays that ``task`` writes; the budget and the counts include its scratch."""
+        tracker = tracking.current
+        if task.category is None:
+            scratch = shaped((task.scratch_bytes,), dtypes.uint8, task.device)
+            with tracker.reserved((scratch,), ("scratch",)):
+                return self.do(task)
+        nodes = [Node(task.prim, NO_PARAMS, shaped(*like, task.device)) for like in task.temporaries]
+        with tracker.reserved([n.aval for n in nodes], task.names):
+            temporaries = self._temporaries(task)
+            task.counted = [Buffer(*pair) for pair in zip(temporaries, nodes, strict=True)]  # as long as the task is
+            for buffer in task.counted:
+                tracker.label(buffer, task.category, task.names[0])
+            return self.do(task, temporaries)
 
-    def _do_counted(self, work: make.Application, avals: list[ShapedArray]) -> list[Array]:
-        """The arrays that ``work`` writes; its temporaries, like ``avals``, are counted until the result is, too."""
-        temporaries = self._temporaries(work)
-        nodes = [Node(work.prim, NO_PARAMS, aval) for aval in avals]
-        work.counted = [Buffer(*pair) for pair in zip(temporaries, nodes, strict=True)]
-        for buffer in work.counted:
-            tracking.current.label(buffer, work.category or "", work.names[0])
-        return self.do(work, temporaries)
-
-    def _reported(self, work: Work, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
-        """A buffer for the first of the ``outputs`` of ``work``, which is reported to the tracker."""
-        passes = tally.taken()
+    def _reported(self, task: Task, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
+        """A buffer for the first of the ``outputs`` of ``task``, which is reported to the tracker."""
+        passes = traffic.taken()
         out = _filled(outputs[0], node, into)
-        by_work = work.temporaries or getattr(node.prim, "gathers", False)
-        moves = work.moves(outputs, []) if by_work else [(work.reads, outputs)]
-        tracking.current.ran(work.names, moves, passes, 0 if work.category else work.scratch_bytes)
+        by_task = task.temporaries or getattr(node.prim, "gathers", False)
+        moves = task.moves(outputs, []) if by_task else [(task.reads, outputs)]
+        tracking.current.ran(task.names, moves, passes, 0 if task.category else task.scratch_bytes)
         return out
 
-    def values(self, work: make.Function) -> list[Buffer]:
-        """Values without a recipe, which ``work`` yields."""
-        if not work.is_kernel and sum(a.nbytes for a in work.avals) < _LEAST_CREATED:
-            return self._values(work)  # there is room, or it is made when the bytes are counted
-        return tracking.current.reserve(work.avals, work.names, self._values, work)
+    def values(self, task: lowering.Function) -> list[Buffer]:
+        """Values without a recipe, which ``task`` yields."""
+        if not task.is_kernel and sum(a.nbytes for a in task.avals) < _LEAST_CREATED:
+            return self._values(task)  # memory is freed when the bytes are counted
+        with tracking.current.reserved(task.avals, task.names):
+            return self._values(task)
 
     @property
     def changes(self) -> bool:
         """Whether arrays may be changed in place (:meth:`change`)."""
         return True
 
-    def change(self, work: make.Change) -> None:
-        """Do ``work``, which writes into arrays that there are."""
-        self.do(work)
-        tracking.current.ran(work.names, work.moves([], []), tally.taken())
+    def change(self, task: lowering.Change) -> None:
+        """Do ``task``, which writes into arrays that there are."""
+        self.do(task)
+        tracking.current.ran(task.names, task.moves([], []), traffic.taken())
 
-    def _values(self, work: make.Function) -> list[Buffer]:
-        arrays, passes = self.do(work), tally.taken()
-        results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, work.avals, strict=True)]
-        if work.is_kernel:
-            tracking.current.ran(work.names, [(work.reads, arrays)], passes)
+    def _values(self, task: lowering.Function) -> list[Buffer]:
+        arrays, passes = self.do(task), traffic.taken()
+        results = [Buffer(array, leaf(aval)) for array, aval in zip(arrays, task.avals, strict=True)]
+        if task.is_kernel:
+            tracking.current.ran(task.names, [(task.reads, arrays)], passes)
         return results
 
-    # Works -----------------------------------------------------------------------------------------------------
+    # Tasks -----------------------------------------------------------------------------------------------------
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
         targets, needed = gather(targets)
         if not targets:
             return
-        kernel = make.of_region(targets, needed=needed)
-        tracker = tracking.current
+        kernel = lowering.of_region(targets, needed=needed)
+        task, nodes, tracker = kernel.task, [b.node for b in kernel.targets], tracking.current
         tracker.read(kernel.region.leaves)
-        avals = [b.node.aval for b in kernel.targets]
-        names = [b.node.prim.name for b in kernel.targets]
-        tracker.reserve(avals, names, self._kernel, kernel)
+        with tracker.reserved([n.aval for n in nodes], [n.prim.name for n in nodes]):
+            temporaries, outputs = self._evaluated(kernel)
+            for b, out in zip(kernel.targets, outputs, strict=True):
+                b.fill(out.reshape(b.node.aval.shape))
+                tracker.filled(b)
+        tracker.ran(task.names, task.moves(outputs, temporaries), scratch=task.scratch_bytes)
 
-    def _kernel(self, kernel: make.Kernel) -> None:
-        work, tracker = kernel.work, tracking.current
-        temporaries, outputs = self._evaluated(kernel)
-        for b, out in zip(kernel.targets, outputs, strict=True):
-            inputs = b.inputs
-            b.fill(out.reshape(b.node.aval.shape))
-            tracker.filled(b, inputs)
-        tracker.ran(work.names, work.moves(outputs, temporaries), scratch=work.scratch_bytes)
-
-    def _evaluated(self, kernel: make.Kernel) -> tuple[list[Array], list[Array]]:
+    def _evaluated(self, kernel: lowering.Kernel) -> tuple[list[Array], list[Array]]:
         """The temporaries that were lent, and the arrays written."""
-        work = kernel.work
-        temporaries = self._temporaries(work) if work.temporaries else []
-        return temporaries, self.do(work, temporaries)
+        task = kernel.task
+        temporaries = self._temporaries(task) if task.temporaries else []
+        return temporaries, self.do(task, temporaries)
 
-    def _temporaries(self, work: Work) -> list[Array]:
-        return work.device.arrays(work.temporaries)
+    def _temporaries(self, task: Task) -> list[Array]:
+        return task.device.arrays(task.temporaries)
 
-    def do(self, work: Work, temporaries: list[Array] | None = None) -> list[Array]:
-        """The arrays that ``work`` writes."""
-        outputs = work.device.arrays(work.writes) if work.writes else []
+    def do(self, task: Task, temporaries: list[Array] | None = None) -> list[Array]:
+        """The arrays that ``task`` writes."""
+        outputs = task.device.arrays(task.writes) if task.writes else []
         if temporaries is None:
-            temporaries = self._temporaries(work) if work.temporaries else []
-        return work.run(outputs, temporaries)
+            temporaries = self._temporaries(task) if task.temporaries else []
+        return task.run(outputs, temporaries)
 
 
 def _wrap(step: Any, array: Array, *operands: Array) -> Buffer:
@@ -317,9 +308,8 @@ def _wrap(step: Any, array: Array, *operands: Array) -> Buffer:
 def _filled(array: Array, node: Node, into: Buffer | None) -> Buffer:
     if into is None:
         return Buffer(array, node)
-    inputs = into.inputs
     into.fill(array)
-    tracking.current.filled(into, inputs)
+    tracking.current.filled(into)
     return into
 
 
@@ -328,7 +318,6 @@ def _pending(node: Node, inputs: tuple[Buffer, ...], span: Any, loop: Any, into:
         into = Buffer(None, node, inputs, span, loop)
     else:
         into.inputs, into.span, into.loop, into.state = inputs, span, loop, PLAIN
-    tracking.current.deferred(into)
     return into
 
 

@@ -1,20 +1,20 @@
-"""Memory: the ledger, budgets that are kept, and checkpoints that trade time for bytes."""
+"""``tg.memory``: measures, reports, budgets that are kept, and checkpoints that trade time for bytes."""
 
-from tapegrad.memory import policies
-from tapegrad.memory.budget.budget import keep, memory_budget, policy
-from tapegrad.memory.checkpoint.loop import checkpointed_loop
-from tapegrad.memory.checkpoint.recompute import recompute_grad
-from tapegrad.memory.checkpoint.reversible import reversible
-from tapegrad.memory.checkpoint.sequential import CheckpointedSequence, checkpoint_sequential
-from tapegrad.memory.ledger.blocks import measure, scope
-from tapegrad.memory.ledger.figures import CATEGORIES, Measure
-from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import step
-from tapegrad.memory.offload import tiers
-from tapegrad.memory.plan import use_plan
-from tapegrad.memory.predict import Point, Prediction, ShapeDtype, predict_peak
-from tapegrad.memory.report import Report, Row, Saved, report, saved
+from tapegrad.remat import policies
+from tapegrad.remat.budget.budget import keep, memory_budget, policy
+from tapegrad.remat.checkpoint.loop import checkpointed_loop
+from tapegrad.remat.checkpoint.recompute import recompute_grad
+from tapegrad.remat.checkpoint.reversible import reversible
+from tapegrad.remat.checkpoint.sequential import CheckpointedSequence, checkpoint_sequential
+from tapegrad.remat.offload import tiers
+from tapegrad.remat.plan import use_plan
+from tapegrad.remat.predict import Point, Prediction, ShapeDtype, predict_peak
+from tapegrad.remat.report import Report, Row, Saved, report, saved
 from tapegrad.spellings import open_to_users
+from tapegrad.tracing.contexts import measure, scope
+from tapegrad.tracing.ledger import LEDGER
+from tapegrad.tracing.metrics import CATEGORIES, Measure
+from tapegrad.tracing.phase import step
 
 __all__ = [
     "CATEGORIES", "LEDGER", "CheckpointedSequence", "Measure", "Point", "Prediction", "Report", "Row", "Saved",

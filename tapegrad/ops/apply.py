@@ -13,7 +13,7 @@ from tapegrad.core.primitive import Elementwise, Primitive, Site
 from tapegrad.core.state import thread
 from tapegrad.device import dtypes
 from tapegrad.device.types import Params
-from tapegrad.engine import evaluate
+from tapegrad.engine import realize
 from tapegrad.engine.region import runs_at_once
 from tapegrad.errors import DeviceError, DTypeError
 from tapegrad.tensor import Tensor
@@ -121,7 +121,7 @@ def by_product(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:
     dropped, or read before that operation, ``prim`` is applied.
     """
     node = Node(prim, params, prim.infer(*map(_aval_of, xs), **params))
-    return Tensor(evaluate.by_product(node, tuple(map(_buffer_of, xs))))
+    return Tensor(realize.by_product(node, tuple(map(_buffer_of, xs))))
 
 
 def barrier(prim: Primitive, *xs: Tensor, **params: object) -> Tensor:

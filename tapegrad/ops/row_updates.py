@@ -19,10 +19,10 @@ from tapegrad.core.cell import Cell
 from tapegrad.core.node import SHARED
 from tapegrad.core.references import elsewhere
 from tapegrad.core.state import thread
-from tapegrad.device import Device, cxx, many, phantom, tally
+from tapegrad.device import Device, abstract_array, cuda_types, multi_tensor, traffic
 from tapegrad.device.types import Array
-from tapegrad.engine.evaluate import array_of
-from tapegrad.engine.make import Change, Function
+from tapegrad.engine.lowering import Change, Function
+from tapegrad.engine.realize import array_of
 from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.elementwise.arithmetic import maximum
 from tapegrad.ops.index import _cuda_index
@@ -64,11 +64,11 @@ def _by_kernel(
     owners = [owner for t in tables if (owner := _owner(t._cell) or _copied(t)) is not None]
     if len(owners) < len(tables):
         return False
-    given = [tally.contiguous(here.xp, array_of(x._buffer)) for x in (gradient, rows)]
+    given = [traffic.contiguous(here.xp, array_of(x._buffer)) for x in (gradient, rows)]
     count, width, dtype = rows.size, prod(tables[0].shape[1:]), gradient.dtype
 
     def launch(*arrays: Array) -> None:
-        args = (*arrays, *many.scalars(numbers, dtype), cxx.long(count))
+        args = (*arrays, *multi_tensor.scalars(numbers, dtype), cuda_types.long(count))
         _cuda_index.run(thread.executor.device(here), kernel, count, width, dtype, *args)
 
     g, own = given[0], [owner.array for owner in owners]
@@ -114,8 +114,8 @@ def write_rows(v: Variable, rows: Tensor, new: Tensor) -> None:
         device.xp.copyto(out, table)
         over(rows, new)(out)
 
-    work = Function("rows_update", [aval], copied, [array_of(v._cell.get(v)), *reads], over=over)
-    v.assign(Tensor(thread.executor.values(work)[0]))
+    task = Function("rows_update", [aval], copied, [array_of(v._cell.get(v)), *reads], over=over)
+    v.assign(Tensor(thread.executor.values(task)[0]))
 
 
 def _writing(device: Device, rows: Array, new: Array) -> Callable[[Array], object]:
@@ -149,7 +149,7 @@ def _is_whole(content: Buffer) -> bool:
         return False
     if root.is_recomputable:  # and so would lose what is written
         return False
-    if not array.flags.c_contiguous or phantom.is_phantom(array) or aval.device.kind != "cpu":
+    if not array.flags.c_contiguous or abstract_array.is_phantom(array) or aval.device.kind != "cpu":
         return bool(array.flags.c_contiguous)
     return bool(array.flags.writeable) and not hasattr(array.base, "shape")  # no part of another array
 

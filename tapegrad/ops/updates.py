@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.buffer import Buffer
-from tapegrad.core.live import LiveNumber
+from tapegrad.core.live_numbers import LiveNumber
 from tapegrad.core.state import thread
-from tapegrad.device import many, tally
+from tapegrad.device import multi_tensor, traffic
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.evaluate import array_of, arrays_of, fill
-from tapegrad.engine.make import Function
+from tapegrad.engine.lowering import Function
+from tapegrad.engine.realize import array_of, arrays_of, fill
 from tapegrad.ops.apply import on_one_device
 from tapegrad.ops.casting import cast
 from tapegrad.ops.create.creation import asarray, full
@@ -189,7 +189,7 @@ def groups(avals: Sequence[ShapedArray], kinds: Sequence[object] = ()) -> list[l
         if dtype not in widened:
             widened[dtype] = wide(dtype).itemsize // dtype.itemsize
         on_gpu, nbytes = device.kind == "cuda", aval.nbytes * widened[dtype]
-        most = many.MANY if widened[dtype] == 1 else many.MANY_OF_HALVES
+        most = multi_tensor.MANY if widened[dtype] == 1 else multi_tensor.MANY_OF_HALVES
         if not on_gpu and nbytes > SMALL:
             batches.append([i])
             continue
@@ -374,7 +374,7 @@ def _by_kernel(formula: Formula, columns: Columns, shrink: float | None) -> Colu
     read = list(chain.from_iterable(columns))
     fill(read)  # gradients that are still pending share kernels
     with device.active():
-        reads = [x if x.flags.c_contiguous else tally.contiguous(device.xp, x) for x in arrays_of(read)]
+        reads = [x if x.flags.c_contiguous else traffic.contiguous(device.xp, x) for x in arrays_of(read)]
     live: list[Array] = []
     kinds = set(map(type, numbers))
     if LiveNumber in kinds:  # then no float may be an argument
@@ -390,7 +390,7 @@ def _by_kernel(formula: Formula, columns: Columns, shrink: float | None) -> Colu
     def launch(*arrays: Array) -> None:
         held = iter(arrays[written + len(reads) :])
         changed = [x if isinstance(x, int) else next(held) for x in numbers] if live else numbers
-        many.launch(kernel, here, (*arrays[written : written + len(reads)], *arrays[:written]), count, changed)
+        multi_tensor.launch(kernel, here, (*arrays[written : written + len(reads)], *arrays[:written]), count, changed)
 
     avals = [b.node.aval for i in renewed for b in columns[i]]
     values = thread.executor.values(Function(formula.name, avals, launch, [*reads, *live]))

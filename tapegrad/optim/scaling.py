@@ -14,13 +14,13 @@ from typing import Any
 from tapegrad import ops
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import TapegradError
-from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.nn.layers import state_dicts
 from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.ops.index.slices import IndexedSlices
 from tapegrad.optim.optimizers import LBFGS, Optimizer, checks
 from tapegrad.optim.optimizers.optimizer import Gradient
 from tapegrad.tensor import Tensor, TensorLike, materialize
+from tapegrad.tracing.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.variable import Variable
 
 LEAST = 2.0**-14

@@ -132,9 +132,9 @@ def _refuse(name: str, ctx: click.Context) -> NoReturn:
 
 def _one_line(error: TapegradError | OSError) -> click.ClickException:
     """An error as its first line, without characters that control a terminal."""
-    from tapegrad.memory.plan import PlanError
     from tapegrad.profile.report.escape import shown
     from tapegrad.profile.report.units import first_line
+    from tapegrad.remat.plan import PlanError
     from tapegrad.tracing.database import RunFileError
 
     text = first_line(error)

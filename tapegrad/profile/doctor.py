@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,10 +211,11 @@ def _kernels() -> dict[str, object]:
 
 
 def _memory() -> dict[str, object]:
+    from tapegrad.core.storage import METER
     from tapegrad.device import cuda
     from tapegrad.device.pool import POOL
 
-    host = {"type": type(POOL).__name__, "limit bytes": POOL.limit}
+    host = {"type": type(POOL).__name__, "limit bytes": None if METER.limit == inf else METER.limit}
     said: dict[str, object] = {"host pool": {**host, "used bytes": POOL.lent_bytes, "kept bytes": POOL.idle_bytes}}
     for i in range(cuda.probe().count):
         said[f"pool of cuda:{i}"] = _tried(partial(_pool_of, i))

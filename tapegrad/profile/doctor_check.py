@@ -38,7 +38,7 @@ def cpu() -> dict[str, object]:
 def cuda(index: int) -> dict[str, object] | str:
     """The ledger against the bytes in use of CuPy's pool, where memory comes from it."""
     from tapegrad.device import cuda as devices
-    from tapegrad.device.pressure import other_allocator
+    from tapegrad.device.oom_retry import other_allocator
 
     device = devices.get(index)
     with device.active():

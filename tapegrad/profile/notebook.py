@@ -16,8 +16,6 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from tapegrad.errors import TapegradError
-from tapegrad.memory import html
-from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.plan.advice import Advice, Card, advice
 from tapegrad.profile.recorder.facts import facts
 from tapegrad.profile.recorder.program import Program
@@ -26,8 +24,10 @@ from tapegrad.profile.report.outputs import write_html
 from tapegrad.profile.report.rows import rows, short_names, short_source
 from tapegrad.profile.report.text import print_summary
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing import html
 from tapegrad.tracing.atomic import require_writable
 from tapegrad.tracing.file import save
+from tapegrad.tracing.ledger import LEDGER
 from tapegrad.tracing.run import Run
 
 _WIDTH = 100

@@ -211,7 +211,7 @@ class _Profiling:
             stack.enter_context(tg.memory_budget(self.budget))
         self.plan: dict[str, object] | None = None
         if self.options["plan_path"] is not None:
-            from tapegrad.memory.plan import apply_plan, read_actions
+            from tapegrad.remat.plan import apply_plan, read_actions
 
             actions, budget = read_actions(self.options["plan_path"])
             self.plan = {"file": str(self.options["plan_path"]), "actions": len(actions)}

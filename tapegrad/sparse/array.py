@@ -9,7 +9,7 @@ from tapegrad.core.primitive import Primitive
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device import Device, dtypes
 from tapegrad.device.types import DType
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.realize import array_of
 from tapegrad.errors import IndexingError, NotATensorError, ShapeError
 from tapegrad.ops.create.creation import arange, ones
 from tapegrad.ops.dispatch import SCALARS, barrier, cast, promote, tensor

@@ -12,7 +12,7 @@ from math import inf, sqrt
 from typing import Any
 
 from tapegrad.device import CPU
-from tapegrad.engine.evaluate import fill
+from tapegrad.engine.realize import fill
 from tapegrad.errors import ShapeError
 from tapegrad.ops import asarray, stack, vdot, zeros_like
 from tapegrad.tensor import Tensor, TensorLike

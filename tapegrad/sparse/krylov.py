@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from tapegrad.autodiff.batching import Batches
-from tapegrad.autodiff.effects import told
+from tapegrad.autodiff.collective_walk import told
 from tapegrad.autodiff.forward import Tangents
 from tapegrad.autodiff.functional import vjp
 from tapegrad.autodiff.recording import Trace
@@ -27,7 +27,7 @@ from tapegrad.core.state import during, thread, unrecorded
 from tapegrad.device import dtypes
 from tapegrad.device.numerics import bits, scipy
 from tapegrad.device.types import Array
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.realize import array_of
 from tapegrad.errors import DistributedError, DTypeError, GradientError, ShapeError
 from tapegrad.ops import reshape, stack
 from tapegrad.ops.dispatch import cast, promote, tensor

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from tapegrad.core.aval import Shape, ShapedArray, broadcast_shapes, shaped
 from tapegrad.core.primitive import REGISTRY, Bad, Primitive, Sample, bilinear
-from tapegrad.device import Device, cxx, dtypes, phantom
+from tapegrad.device import Device, abstract_array, cuda_types, dtypes
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics import scipy
-from tapegrad.device.tally import contiguous
+from tapegrad.device.traffic import contiguous
 from tapegrad.device.types import Array, DType, Namespace, Params
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, widened
@@ -94,7 +94,7 @@ def _run_matmul(
 
 
 def _long(*values: int) -> tuple[object, ...]:
-    return tuple(cxx.long(v) for v in values)
+    return tuple(cuda_types.long(v) for v in values)
 
 
 def _batched(xp: Namespace, x: Array, batch: Shape, ndim: int) -> tuple[Array, int]:
@@ -103,7 +103,7 @@ def _batched(xp: Namespace, x: Array, batch: Shape, ndim: int) -> tuple[Array, i
     if prod(x.shape) == prod(inner):
         return contiguous(xp, x), 0
     if prod(x.shape[: x.ndim - ndim]) != prod(batch):
-        x = phantom.empty((*batch, *inner), x.dtype) if xp is None else xp.broadcast_to(x, (*batch, *inner))
+        x = abstract_array.empty((*batch, *inner), x.dtype) if xp is None else xp.broadcast_to(x, (*batch, *inner))
     return contiguous(xp, x), prod(inner)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tapegrad.memory.ledger.blocks import measure
 from tapegrad.sizes import parse_bytes
 from tapegrad.testing.peaks import check
+from tapegrad.tracing.contexts import measure
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tapegrad.errors import TapegradError
-from tapegrad.memory.ledger.blocks import measure
-from tapegrad.memory.ledger.figures import Measure
 from tapegrad.sizes import format_bytes, parse_bytes
+from tapegrad.tracing.contexts import measure
+from tapegrad.tracing.metrics import Measure
 
 T = TypeVar("T")
 _LINES = 3

@@ -17,7 +17,7 @@ def derive(run: Run) -> None:
     """Fill in the steps of ``run``, the step of each row, ends of calls, walks of collectives, and the peak.
 
     Every step follows the one before; the first begins with the first operation or call that a tape records.  Ends of
-    steps are known by several means; those of the highest kind in the run count (see ``memory/steps``).
+    steps are known by several means; those of the highest kind in the run count (see ``tracing/phase.py``).
     """
     boundaries = [dict(zip(run.boundaries, row)) for row in zip(*run.boundaries.values())]
     boundaries.sort(key=lambda b: b["seq"])

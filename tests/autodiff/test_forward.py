@@ -15,8 +15,8 @@ from peers import Peers
 import tapegrad as tg
 from tapegrad import errors, nest
 from tapegrad.core import primitive
-from tapegrad.memory.budget.manager import MANAGER
 from tapegrad.ops.apply import barrier
+from tapegrad.remat.budget.manager import MANAGER
 
 FUNCTIONS = [
     lambda x, y: tg.tanh(x) * y - tg.exp(x) / (2.0 + y),

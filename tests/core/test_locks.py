@@ -12,6 +12,6 @@ MADE = re.compile(r"\bR?Lock\(\)")
 
 
 def test_every_lock_of_the_package_is_made_in_one_place() -> None:
-    """What ``tests/memory/ledger/test_laws.py`` sees of forks holds for locks that are made later, too."""
+    """What ``tests/tracing/test_laws.py`` sees of forks holds for locks that are made later, too."""
     found = [path for path in PACKAGE.rglob("*.py") if MADE.search(path.read_text("utf-8"))]
     assert [path.relative_to(PACKAGE).as_posix() for path in found] == ["core/locks.py"]

@@ -20,7 +20,7 @@ from tapegrad.core.node import leaf
 from tapegrad.device import CPU, asdevice
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.errors import DeviceError, DeviceMemoryError, OffloadError, PageableWarning
-from tapegrad.memory.offload import tiers
+from tapegrad.remat.offload import tiers
 
 pytestmark = pytest.mark.sampled(1 / 2)
 

@@ -21,7 +21,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import leaf
 from tapegrad.device import copying, pinned
 from tapegrad.device import cuda as cuda_module
-from tapegrad.memory.offload import tiers
+from tapegrad.remat.offload import tiers
 from tapegrad.tensor import from_array
 
 pytestmark = pytest.mark.sampled(1 / 2)

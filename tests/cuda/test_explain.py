@@ -12,7 +12,7 @@ from shim import standin
 
 import tapegrad as tg
 from tapegrad.core.state import thread
-from tapegrad.engine.evaluate import waiting
+from tapegrad.engine.realize import waiting
 
 pytestmark = pytest.mark.sampled(1 / 2)
 

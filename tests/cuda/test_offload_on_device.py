@@ -11,10 +11,10 @@ from shim.happens import races
 
 import tapegrad as tg
 from tapegrad.device import pinned
-from tapegrad.memory import policies
-from tapegrad.memory.offload import offload, tiers
-from tapegrad.memory.policies import offload_names
 from tapegrad.ops.interop.names import name
+from tapegrad.remat import policies
+from tapegrad.remat.offload import offload, tiers
+from tapegrad.remat.policies import offload_names
 from tapegrad.tensor import from_array
 
 pytestmark = pytest.mark.sampled(1 / 2)

@@ -11,7 +11,7 @@ from cuda_cases import same_bits
 from shim import standin
 
 import tapegrad as tg
-from tapegrad.device import cublas, pressure
+from tapegrad.device import cublas, oom_retry
 from tapegrad.errors import DeviceMemoryError, KernelError
 
 pytestmark = pytest.mark.sampled(1 / 2)
@@ -124,8 +124,8 @@ def test_a_launch_that_finds_no_memory_is_repeated(cuda, cupy):
 
 
 def test_only_errors_of_memory_count(cupy):
-    assert pressure.outside(cupy.cuda.cublas.CUBLASError(1)) and pressure.outside(cupy.cuda.cublas.CUBLASError(3))
-    assert not pressure.outside(cupy.cuda.cublas.CUBLASError(7)) and not pressure.outside(RuntimeError("status 3"))
+    assert oom_retry.outside(cupy.cuda.cublas.CUBLASError(1)) and oom_retry.outside(cupy.cuda.cublas.CUBLASError(3))
+    assert not oom_retry.outside(cupy.cuda.cublas.CUBLASError(7)) and not oom_retry.outside(RuntimeError("status 3"))
 
 
 def test_another_allocator_is_named_and_nothing_is_claimed_of_its_memory(cuda, cupy):

@@ -13,7 +13,7 @@ from shim import standin
 import tapegrad as tg
 from tapegrad.device import CPU
 from tapegrad.engine import region
-from tapegrad.engine.evaluate import fill, waiting
+from tapegrad.engine.realize import fill, waiting
 
 pytestmark = pytest.mark.sampled(1 / 2)
 

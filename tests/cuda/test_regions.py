@@ -15,7 +15,7 @@ import tapegrad as tg
 from tapegrad.core.primitive import REGISTRY, elementwise
 from tapegrad.device import CPU
 from tapegrad.engine.cuda import launch, layout
-from tapegrad.engine.evaluate import fill
+from tapegrad.engine.realize import fill
 from tapegrad.errors import KernelError
 from tapegrad.ops import dispatch
 from tapegrad.tensor import materialize

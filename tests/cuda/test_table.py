@@ -23,7 +23,7 @@ import tapegrad as tg
 from tapegrad.core.primitive import REGISTRY, Bad, Elementwise, Linearity, Primitive, Reduction, Sample
 from tapegrad.core.state import during
 from tapegrad.device import CPU, dtypes
-from tapegrad.engine.evaluate import fill
+from tapegrad.engine.realize import fill
 from tapegrad.errors import IndexingError, TapegradError
 from tapegrad.ops import dispatch
 from tapegrad.tensor import Tensor, from_array, materialize

@@ -12,7 +12,7 @@ from shim.standin import pool
 
 import tapegrad as tg
 from tapegrad.engine.cuda.launch import Launch
-from tapegrad.engine.make import Application
+from tapegrad.engine.lowering import Application
 from tapegrad.ops.products.products import matmul_p
 
 pytestmark = pytest.mark.sampled(1 / 2)

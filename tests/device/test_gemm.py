@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tapegrad.device import cublas, gemm, tally
+from tapegrad.device import cublas, gemm, traffic
 from tapegrad.device.numerics import blas
 from tapegrad.errors import KernelError
 
@@ -151,7 +151,7 @@ class Namespace:
 def notes() -> Iterator[None]:
     """Nobody counts what products note here."""
     yield
-    tally.taken()
+    traffic.taken()
 
 
 @pytest.fixture

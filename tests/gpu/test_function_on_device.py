@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from capture.test_steps import MORE
 from captured import alike
-from program.test_steps import MORE
 
 import tapegrad as tg
 import tapegrad.nn.functional as F

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import tapegrad as tg
-from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder import Session
 from tapegrad.profile.recorder.facts import device_facts
+from tapegrad.tracing.ledger import LEDGER
 from tapegrad.tracing.timeline import totals
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_collection")]

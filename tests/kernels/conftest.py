@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from shim import host
 
-from tapegrad.device import tally
+from tapegrad.device import traffic
 from tapegrad.device.checks import RECORD, Checks
 
 
@@ -17,7 +17,7 @@ from tapegrad.device.checks import RECORD, Checks
 def notes() -> Iterator[None]:
     """Nobody counts the passes over memory of kernels that tests launch themselves."""
     yield
-    tally.taken()
+    traffic.taken()
 
 
 @cache

@@ -25,7 +25,7 @@ import tapegrad as tg
 from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import REGISTRY, Opaque
 from tapegrad.core.state import during
-from tapegrad.device import CPU, asdevice, many
+from tapegrad.device import CPU, asdevice, multi_tensor
 from tapegrad.device.checks import RECORD, Checks
 from tapegrad.device.kernel import DECLARED, folder, options
 from tapegrad.device.numerics.attention_cut import Weighting
@@ -108,7 +108,7 @@ def asked_of(dtype):
             if np.dtype(dtype).itemsize == 2:  # also of variables with masters
                 dtypes += [("float32", gradient, dtype) for gradient in ("float32", dtype)]
             for types in dtypes:
-                macros = many.macros(*map(np.dtype, types))
+                macros = multi_tensor.macros(*map(np.dtype, types))
                 recorder.asked.add((kernel.name, kernel.text(), kernel.options(macros)))
         if kernel.file == "optim_rows.cu":
             macros = {"T": np.dtype(dtype), "PACK": 16 // np.dtype(dtype).itemsize}

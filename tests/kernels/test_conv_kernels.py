@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tapegrad.device import tally
+from tapegrad.device import traffic
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.numerics import blas
 from tapegrad.device.numerics.windows import Moves
@@ -154,7 +154,7 @@ def test_a_sum_in_parts_is_the_sum(emulated, monkeypatch):
         monkeypatch.setattr(kernel_modules.convolution, "SHARE", 16)
         (_, _, (prim, *rest)) = three("line", "float32")
         results.append(found(emulated, prim, *rest))
-    parts = [n for n, _ in tally.taken()]
+    parts = [n for n, _ in traffic.taken()]
     assert parts[0] < parts[1] == parts[2]
     close(results[1], results[0].astype("float64"), "parts")
     np.testing.assert_array_equal(results[1], results[2])

@@ -16,7 +16,7 @@ from waiting import never_waits
 import tapegrad as tg
 from tapegrad import optim
 from tapegrad.core.aval import shaped
-from tapegrad.device import CPU, Device, asdevice, cuda, many
+from tapegrad.device import CPU, Device, asdevice, cuda, multi_tensor
 from tapegrad.errors import DeviceError
 from tapegrad.ops import updates
 from tapegrad.tensor import from_array
@@ -24,7 +24,18 @@ from tapegrad.tensor import from_array
 pytestmark = pytest.mark.sampled(1 / 6)
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
-SIZES = [1, 0, 3, 8, 17, many.CHUNK - 1, many.CHUNK, 0, many.CHUNK + 1, 2 * many.CHUNK + 13]
+SIZES = [
+    1,
+    0,
+    3,
+    8,
+    17,
+    multi_tensor.CHUNK - 1,
+    multi_tensor.CHUNK,
+    0,
+    multi_tensor.CHUNK + 1,
+    2 * multi_tensor.CHUNK + 13,
+]
 
 
 class Emulated(Device):
@@ -234,7 +245,7 @@ def test_views_are_put_in_order_first(gpu) -> None:
 
 
 def test_more_tensors_than_a_table_holds(gpu) -> None:
-    sizes = [i % 7 for i in range(2 * many.MANY + 3)]
+    sizes = [i % 7 for i in range(2 * multi_tensor.MANY + 3)]
     arrays = operands("sgd", sizes, np.float32)
     with tg.measure() as m:
         found = update("sgd", arrays, gpu)
@@ -247,7 +258,7 @@ def test_more_tensors_than_a_table_holds(gpu) -> None:
 
 
 def test_more_half_variables_than_a_table_holds(gpu) -> None:
-    sizes = [1 + i % 7 for i in range(2 * many.MANY_OF_HALVES + 3)]
+    sizes = [1 + i % 7 for i in range(2 * multi_tensor.MANY_OF_HALVES + 3)]
     arrays = with_halves("adam", sizes, np.float16, np.float16)
     arrays[1][3] = arrays[1][3].astype(np.float32)  # of another dtype, so in a launch of its own
     with tg.measure() as m, np.errstate(invalid="ignore"):
@@ -259,9 +270,9 @@ def test_more_half_variables_than_a_table_holds(gpu) -> None:
 
 
 def test_a_table_fits_into_a_kernel_s_parameters() -> None:
-    for more, most in ((0, many.MANY), (2, many.MANY_OF_HALVES)):
-        assert many.table_of(7 + more, most).itemsize + 10 * 8 <= 4096  # LAMB's
-        assert many.table_of(9 + more, most).itemsize + 7 * 8 <= 4096  # RMSprop's with all
+    for more, most in ((0, multi_tensor.MANY), (2, multi_tensor.MANY_OF_HALVES)):
+        assert multi_tensor.table_of(7 + more, most).itemsize + 10 * 8 <= 4096  # LAMB's
+        assert multi_tensor.table_of(9 + more, most).itemsize + 7 * 8 <= 4096  # RMSprop's with all
 
 
 def test_groups_are_of_one_dtype_and_not_too_large(gpu, monkeypatch) -> None:

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.device.kernel import options
 from tapegrad.errors import IndexingError
 from tapegrad.ops.rows.cross_entropy import cross_entropy_p, cross_entropy_vjp_p
@@ -222,7 +222,7 @@ UFUNCS = {"add": np.add, "multiply": np.multiply, "maximum": np.maximum, "minimu
 
 
 def _reduce(device, x, op, order="forward"):
-    macros = (f"-DELEMENT={cxx.compute(x.dtype)}", f"-DOP=tg_{op}", f"-DTHREADS_OF_TEST={x.size}")
+    macros = (f"-DELEMENT={cuda_types.compute(x.dtype)}", f"-DOP=tg_{op}", f"-DTHREADS_OF_TEST={x.size}")
     function = device.compile(_REDUCE, "reduce", (*options(), *macros))
     warps, blocks = device.empty(x.shape, x.dtype), device.empty(x.shape, x.dtype)
     function((1,), (x.size,), (x, warps, blocks), order=order)

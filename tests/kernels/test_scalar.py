@@ -9,7 +9,7 @@ import pytest
 import tapegrad as tg
 from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import REGISTRY, Elementwise
-from tapegrad.device import CPU, cxx
+from tapegrad.device import CPU, cuda_types
 from tapegrad.device.kernel import options
 from tapegrad.ops.dispatch import infer_bool
 
@@ -99,16 +99,17 @@ def _expected(prim, name):
 def _kernel(prim, dtypes, out):
     """One thread for each element, storing what the declared expression gives."""
     names = {p: f"v_{p}" for p in prim.operands}
-    code = prim.cxx.format(**names, type=cxx.compute(dtypes[0]), out_type=cxx.compute(out))
-    params = "".join(f"const {cxx.storage(d)}* {p}, " for p, d in zip(prim.operands, dtypes, strict=True))
+    code = prim.cxx.format(**names, type=cuda_types.compute(dtypes[0]), out_type=cuda_types.compute(out))
+    params = "".join(f"const {cuda_types.storage(d)}* {p}, " for p, d in zip(prim.operands, dtypes, strict=True))
     loads = "".join(
-        f"    const {cxx.compute(d)} v_{p} = tg_load({p}[i]);\n" for p, d in zip(prim.operands, dtypes, strict=True)
+        f"    const {cuda_types.compute(d)} v_{p} = tg_load({p}[i]);\n"
+        for p, d in zip(prim.operands, dtypes, strict=True)
     )
     return (
-        f'extern "C" __global__ void k_{prim.name}({params}{cxx.storage(out)}* out, long long n) {{\n'
+        f'extern "C" __global__ void k_{prim.name}({params}{cuda_types.storage(out)}* out, long long n) {{\n'
         "    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;\n"
-        f"    if (i >= n) return;\n{loads}    const {cxx.compute(out)} result = {code};\n"
-        f"    out[i] = tg_store<{cxx.storage(out)}>(result);\n}}\n"
+        f"    if (i >= n) return;\n{loads}    const {cuda_types.compute(out)} result = {code};\n"
+        f"    out[i] = tg_store<{cuda_types.storage(out)}>(result);\n}}\n"
     )
 
 
@@ -239,7 +240,7 @@ def test_rounding_is_to_nearest_even(emulated, name):
     edge = [65519, 65520, 3.4e38, np.nan, -np.nan, np.inf, -np.inf]
     x = np.concatenate([every, middle, *beside, edge]).astype(np.float32)
     text = '#include "scalar.cuh"\n' + _kernel(REGISTRY["cast"], [x.dtype], _dtype(name))
-    body = f"const float rounded = tg_round_to<{cxx.storage(_dtype(name))}>(v_x); out[i] ="
+    body = f"const float rounded = tg_round_to<{cuda_types.storage(_dtype(name))}>(v_x); out[i] ="
     for source in (text, text.replace("out[i] =", body).replace("(result)", "(rounded)")):
         found = _run(emulated, source, "k_cast", [x], _dtype(name)).view(np.uint16)
         with np.errstate(over="ignore"):

@@ -245,7 +245,7 @@ def test_only_dispatch_asks_for_the_autocast() -> None:
                 asking.add(path.relative_to(PACKAGE).as_posix())
     assert asking == {
         "core/state.py", "ops/casting.py", "ops/dispatch.py", "ops/precision.py", "autodiff/custom_gradient.py",
-        "memory/checkpoint/checkpoint.py", "program/signatures.py",
+        "remat/checkpoint/checkpoint.py", "capture/signatures.py",
     }  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import tapegrad as tg
-from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.notebook import NotebookError, Profiled, profile_cell
 from tapegrad.tracing.file import load
+from tapegrad.tracing.ledger import LEDGER
 
 CELL = """\
 def block(x, w):

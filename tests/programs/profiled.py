@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder import Session
 from tapegrad.tracing.file import load
+from tapegrad.tracing.ledger import LEDGER
 from tapegrad.tracing.log import Log
 from tapegrad.tracing.names import CATEGORIES
 from tapegrad.tracing.run import Run

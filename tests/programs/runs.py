@@ -14,7 +14,7 @@ from checks import laid
 
 import tapegrad as tg
 from tapegrad.errors import BudgetError
-from tapegrad.memory.ledger.figures import Measure
+from tapegrad.tracing.metrics import Measure
 
 NAMED = "n"
 

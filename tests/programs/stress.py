@@ -37,7 +37,7 @@ from programs.program import Program
 from programs.runs import NAMED, POLICIES, Modified, Run
 from programs.variants import WrongError, arrays, check_bits, compiled
 from tapegrad.errors import BudgetError
-from tapegrad.memory.offload.offload import default_tier
+from tapegrad.remat.offload.offload import default_tier
 
 PATIENCE = 60.0
 """Seconds after which a hang is certain, for one program takes milliseconds."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from shim import host
 
-from tapegrad.device import tally
+from tapegrad.device import traffic
 
 
 @pytest.fixture(autouse=True)
@@ -16,4 +16,4 @@ def notes() -> Iterator[None]:
     if (why := host.why_no_compiler()) is not None:
         pytest.skip(why)
     yield
-    tally.taken()
+    traffic.taken()

@@ -24,7 +24,7 @@ from kernels import test_optim_kernel as optim
 from kernels import test_rows as rows
 from tapegrad.core.aval import shaped
 from tapegrad.core.primitive import REGISTRY, Opaque
-from tapegrad.device import CPU, many
+from tapegrad.device import CPU, multi_tensor
 from tapegrad.device.checks import kind as kind_of_check
 from tapegrad.device.kernel import DECLARED
 from tapegrad.errors import IndexingError
@@ -127,8 +127,8 @@ def gathering(device: Told, dtype: np.dtype) -> None:
     gather._take(device, x, to, 1)
     gather._take(device, gather._misaligned(gather._values((5, 3), dtype)), to % 5, 0)
     for width in (8, 3):
-        many = gather._values((600, width), dtype, 1)
-        gather._scatter(device, many, np.repeat([0, 2, 2], 200), 0, 4)
+        multi_tensor = gather._values((600, width), dtype, 1)
+        gather._scatter(device, multi_tensor, np.repeat([0, 2, 2], 200), 0, 4)
     gather._scatter(device, x, to.reshape(-1) % 6, 1, 7)
     for width in (8, 3):
         table, new = gather._values((5, width), dtype), gather._values((3, width), dtype, 1)
@@ -158,7 +158,7 @@ def rows_of_tables(device: Told, dtype: np.dtype) -> None:
     for formula, width in itertools.product(formulas, (8, 3)):
         tables = [np.abs(gather._values((5, width), dtype, i)) for i in range(len(formula.renewed))]
         g, places = gather._values((3, width), dtype, 9), np.array([4, -1, 0])
-        numbers = many.scalars(updates.with_decay(formula.numbers, 0.97), dtype)
+        numbers = multi_tensor.scalars(updates.with_decay(formula.numbers, 0.97), dtype)
         kernel_modules.index.run(device, formula.of_rows, 3, width, dtype, *tables, g, places, *numbers, np.int64(3))
 
 

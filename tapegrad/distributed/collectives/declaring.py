@@ -21,7 +21,7 @@ from tapegrad.distributed.group import Group
 from tapegrad.distributed.ordered import bounds
 from tapegrad.distributed.room import Room, Taken, bytes_of
 from tapegrad.distributed.walks import PEERS
-from tapegrad.engine.work import Lies
+from tapegrad.engine.task import Lies
 from tapegrad.errors import DistributedError, DryRunError, ShapeError
 from tapegrad.ops.shape.shape import reshape
 from tapegrad.tensor import Tensor
@@ -111,8 +111,8 @@ def nothing(*args: object, **params: object) -> list[Taken]:
 def counted(prim: Primitive, aval: ShapedArray) -> Buffer:
     """Memory that a collective takes for longer than its own work; it is counted until it is dropped."""
     device = thread.executor.device(aval.device)
-    made = lambda: Buffer(device.empty(aval.shape, aval.dtype), Node(prim, NO_PARAMS, aval))
-    buffer = tracking.current.reserve((aval,), (prim.name,), made)
+    with tracking.current.reserved((aval,), (prim.name,)):
+        buffer = Buffer(device.empty(aval.shape, aval.dtype), Node(prim, NO_PARAMS, aval))
     tracking.current.label(buffer, PEERS.category, prim.name)
     return buffer
 

@@ -20,7 +20,7 @@ from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.steps import CONTIGUOUS
 from tapegrad.engine.cpu.trace import Line, trace
 from tapegrad.engine.region import Region
-from tapegrad.engine.work import Silenced
+from tapegrad.engine.task import Silenced
 
 FULL, SCALAR, STRIDED = "full", "scalar", "strided"
 """How a leaf lies in memory: C-contiguous with the loop's shape; one element (repeated at will); anything else."""

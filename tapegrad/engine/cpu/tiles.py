@@ -15,11 +15,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import CPU, Device, cxx, threads
+from tapegrad.device import CPU, Device, cuda_types, threads
 from tapegrad.device.types import Array, DType, Namespace
 from tapegrad.engine.cpu.emit import FULL, SCALAR, STRIDED, Program
 from tapegrad.engine.cpu.native.steps import Run, Steps, is_interpreted, nest_of
-from tapegrad.engine.work import Call, Work, into, nbytes_of
+from tapegrad.engine.task import Call, Task, into, nbytes_of
 
 TILE = 131072
 """Elements.  Measured on 2 cores (1 MiB of L2 cache each), gelu and a chain of tanh, forward and backward, float32:
@@ -112,7 +112,7 @@ def _with_axes(x: Any, shape: Shape, kind: str) -> Any:
     return x.reshape(shape) if kind == FULL else x.reshape((1,) * (len(shape) - x.ndim) + x.shape)
 
 
-class Tiling(Work):
+class Tiling(Task):
     """One evaluation of ``program`` over ``shape``: what it writes and takes for itself, and how it runs.
 
     ``writes``, ``temporaries``: shapes and dtypes.  Reductions write their outputs in keepdims form, by way of partial
@@ -163,7 +163,7 @@ class Tiling(Work):
         return calls
 
     def _on(self, reads: Sequence[Array]) -> Tiling:
-        """Return the same work on other arrays of the same layouts, with the same tiles and workers."""
+        """Return the same task on other arrays of the same layouts, with the same tiles and workers."""
         return Tiling(
             self._program, self.shape, list(reads), self._layouts, list(self.writes), self._axes, self.device,
             self._frame,
@@ -206,11 +206,11 @@ class Tiling(Work):
         if not all(type(x) is CPU.xp.ndarray and x.flags.aligned for x in arrays):
             return None
         code = _code(program, self._cut, tuple([(x.shape, x.strides, x.dtype) for x in arrays]))
-        at, count = cxx.addresses(arrays), len(self._leaves)
+        at, count = cuda_types.addresses(arrays), len(self._leaves)
         if not code.ready or not set(at[:count]).isdisjoint(at[count:]):  # a tile could not be done again
             return None
-        constants = cxx.addresses(program.constants)
-        return [code.bound_to([*at, *cxx.addresses(rows), *constants]) for rows in self._scratch_in(temporaries)]
+        constants = cuda_types.addresses(program.constants)
+        return [code.bound_to([*at, *cuda_types.addresses(rows), *constants]) for rows in self._scratch_in(temporaries)]
 
     def text(self) -> str:
         """What it does, for readers: its tiles, and the steps of one (x: read, y: written, s: scratch)."""

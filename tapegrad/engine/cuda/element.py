@@ -11,7 +11,7 @@ from typing import Any
 
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Drawn, Elementwise, Reduction
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.device.dtypes import accumulator
 from tapegrad.engine.cuda.layout import BY_DIMS, EACH, LINE, ONE, PACK, RESULT, ROW, SAME, STRIDED, VALUE, Loop
 from tapegrad.engine.region import Region, Stages
@@ -66,7 +66,7 @@ def sharing_of(drawn: list[Buffer], vec: int) -> int:
 
 def _reading(dtype: Any, kind: str) -> str:
     """The type of the parameter for a leaf."""
-    return f"const {cxx.compute(dtype)}" if kind == VALUE else f"const {cxx.storage(dtype)}* __restrict__"
+    return f"const {cuda_types.compute(dtype)}" if kind == VALUE else f"const {cuda_types.storage(dtype)}* __restrict__"
 
 
 def late_of(region: Region, stages: Stages) -> list[int]:
@@ -103,7 +103,7 @@ class Element:
         for i in range(len(self.drawn)):
             found += [(KEY, f"{part}{i}") for part in ("lo", "hi", "at")]
         for i, b in enumerate(self.full):
-            found.append((f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"y{i}"))
+            found.append((f"{cuda_types.storage(b.node.aval.dtype)}* __restrict__", f"y{i}"))
         if self.by_dims:
             found += [("const tg_index", f"n{d}") for d in range(1, len(self.loop.dims))]
             for i in self.by_dims:
@@ -116,7 +116,7 @@ class Element:
         params += [f"const tg_uint64 word{i}" for i in self.tiled]
         if self.sharing > 1:
             params += [f"const {self.block(i)}& d{i}" for i in range(len(self.drawn))]
-        sums = [f"{cxx.compute(r.wide)} (&t{i})[M]" for i, r in enumerate(self.reductions)]
+        sums = [f"{cuda_types.compute(r.wide)} (&t{i})[M]" for i, r in enumerate(self.reductions)]
         head = ", ".join(["const tg_index i", *params, *sums])
         template = "template <int N, int M>" if sums else "template <int N>"
         lines = [template, f"__device__ __forceinline__ void tg_element({head}) {{"]
@@ -133,7 +133,7 @@ class Element:
         if self.by_dims:
             lines += self._places()
         for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
-            pack = f"const tg_pack<{cxx.storage(b.node.aval.dtype)}, N> a{i}"
+            pack = f"const tg_pack<{cuda_types.storage(b.node.aval.dtype)}, N> a{i}"
             if kind == PACK:
                 lines.append(f"{pack} = tg_load_pack<N>(x{i} + i);")
             elif kind == EACH:
@@ -142,14 +142,14 @@ class Element:
                 lines.append(f"{pack} = tg_load_pack<N>(x{i} + p{i});")
             elif kind in (ONE, SAME):
                 place = "0" if kind == ONE else f"p{i}"
-                lines.append(f"const {cxx.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
+                lines.append(f"const {cuda_types.compute(b.node.aval.dtype)} a{i} = tg_load(x{i}[{place}]);")
         for i, b in enumerate(self.drawn):
             drawing = template_of(b)
             if i in self.tiled or self.sharing > 1:
                 continue
-            lines.append(f"const {drawing}<{cxx.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
+            lines.append(f"const {drawing}<{cuda_types.storage(b.node.aval.dtype)}, N> d{i}(lo{i}, hi{i}, at{i}, i);")
         for i, b in enumerate(self.full):
-            lines.append(f"tg_pack<{cxx.storage(b.node.aval.dtype)}, N> b{i};")
+            lines.append(f"tg_pack<{cuda_types.storage(b.node.aval.dtype)}, N> b{i};")
         return lines
 
     def _places(self) -> list[str]:
@@ -171,7 +171,7 @@ class Element:
         for i, (b, kind) in enumerate(zip(self.region.leaves, self.kinds)):
             if kind == RESULT:
                 continue
-            wide = cxx.compute(b.node.aval.dtype)
+            wide = cuda_types.compute(b.node.aval.dtype)
             source = {
                 PACK: f"tg_load(a{i}.at[j])", EACH: f"tg_load(a{i}.at[j])", ROW: f"tg_load(a{i}.at[j])",
                 LINE: f"tg_load(x{i}[p{i} + j * s{i}_{len(self.loop.dims) - 1}])", STRIDED: f"tg_load(x{i}[e{i}])",
@@ -183,9 +183,9 @@ class Element:
         for b in self.stages.loop:
             lines.append(self._statement(b, self._draw(drawn[id(b)]) if id(b) in drawn else self._expression(b)))
         for i, b in enumerate(self.full):
-            lines.append(f"b{i}.at[j] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
+            lines.append(f"b{i}.at[j] = tg_store<{cuda_types.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
         for i, (b, r) in enumerate(zip(self.stages.totals, self.reductions)):
-            wide = cxx.compute(r.wide)
+            wide = cuda_types.compute(r.wide)
             value = f"tg_cast<{wide}>({self.name[id(b.inputs[0])]})"
             lines.append(f"t{i}[j % M] = tg_{r.ufunc}<{wide}>::join(t{i}[j % M], {value});")
         return lines
@@ -193,29 +193,29 @@ class Element:
     def _statement(self, b: Buffer, value: str) -> str:
         """The definition of the variable of node ``b``, rounded to its dtype."""
         dtype, number = b.node.aval.dtype, self.number[id(b)]
-        if cxx.is_half(dtype):
-            value = f"tg_round_to<{cxx.storage(dtype)}>({value})"
+        if cuda_types.is_half(dtype):
+            value = f"tg_round_to<{cuda_types.storage(dtype)}>({value})"
         self.name[id(b)] = f"v{number}"
-        return f"const {cxx.compute(dtype)} v{number} = {value};  // {b.node.prim.name}"
+        return f"const {cuda_types.compute(dtype)} v{number} = {value};  // {b.node.prim.name}"
 
     def delivered(self, index: str) -> list[str]:
         """Statements that take the totals ``z0``, ... of result number ``index`` on to the outputs ``r0``, ..."""
         lines = []
         for i, (b, r) in enumerate(zip(self.stages.totals, self.reductions)):
-            lines.append(self._statement(b, f"tg_cast<{cxx.compute(r.dtype)}>(z{i})"))
+            lines.append(self._statement(b, f"tg_cast<{cuda_types.compute(r.dtype)}>(z{i})"))
         for i in self.late:
             leaf, kind = self.region.leaves[i], self.kinds[i]
             place = {VALUE: f"x{i}", ONE: f"tg_load(x{i}[0])"}.get(kind, f"tg_load(x{i}[{index}])")
-            lines.append(f"const {cxx.compute(leaf.node.aval.dtype)} e{i} = {place};")
+            lines.append(f"const {cuda_types.compute(leaf.node.aval.dtype)} e{i} = {place};")
             self.name[id(leaf)] = f"e{i}"
         lines += [self._statement(b, self._expression(b)) for b in self.stages.epilogue]
         for i, b in enumerate(self.results):
-            lines.append(f"r{i}[{index}] = tg_store<{cxx.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
+            lines.append(f"r{i}[{index}] = tg_store<{cuda_types.storage(b.node.aval.dtype)}>({self.name[id(b)]});")
         return lines
 
     def result_params(self) -> list[tuple[str, str]]:
         """(type, name) of the outputs of the reductions and of what follows them."""
-        return [(f"{cxx.storage(b.node.aval.dtype)}* __restrict__", f"r{i}") for i, b in enumerate(self.results)]
+        return [(f"{cuda_types.storage(b.node.aval.dtype)}* __restrict__", f"r{i}") for i, b in enumerate(self.results)]
 
     def _draw(self, i: int) -> str:
         if i in self.tiled:
@@ -225,7 +225,7 @@ class Element:
     def block(self, i: int) -> str:
         """The type of all uniform numbers of a block of what is drawn as number ``i``."""
         dtype = self.drawn[i].node.aval.dtype
-        return f"tg_uniform<{cxx.storage(dtype)}, {UNIFORM[dtype.itemsize]}>"
+        return f"tg_uniform<{cuda_types.storage(dtype)}, {UNIFORM[dtype.itemsize]}>"
 
     def _element_places(self) -> list[str]:
         strided = [i for i in self.by_dims if self.kinds[i] == STRIDED]
@@ -246,6 +246,8 @@ class Element:
             raise KernelError(f"{prim.name}: this elementwise primitive declares no CUDA expression (cxx=)")
         names = {name: self.name[id(k)] for name, k in zip(prim.operands, b.inputs)}
         first = b.inputs[0].node.aval.dtype if b.inputs else b.node.aval.dtype
-        out = cxx.compute(first if prim.converts and cxx.is_half(b.node.aval.dtype) else b.node.aval.dtype)
-        found = prim.cxx.format(**names, type=cxx.compute(first), out_type=out)
+        out = cuda_types.compute(
+            first if prim.converts and cuda_types.is_half(b.node.aval.dtype) else b.node.aval.dtype
+        )
+        found = prim.cxx.format(**names, type=cuda_types.compute(first), out_type=out)
         return f"{out}({found})"

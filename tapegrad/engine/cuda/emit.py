@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapegrad.core.buffer import Buffer
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.engine.cuda.element import KEY, Element
 from tapegrad.engine.cuda.layout import Loop
 from tapegrad.engine.region import Region, Stages
@@ -60,7 +60,7 @@ class _Writer:
     def _kernel(self) -> str:
         params = [f"{kind} {name}" for kind, name in self._params()]
         if self.form.split:
-            params += [f"{cxx.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
+            params += [f"{cuda_types.compute(r.wide)}* __restrict__ part{i}" for i, r in enumerate(self.reductions)]
             params.append("tg_uint64* __restrict__ arrived")
         params += [f"{kind} {name}" for kind, name in self.element.result_params()]
         if self.reductions:
@@ -176,7 +176,7 @@ class _Writer:
     def _totals(self, lanes: int) -> list[str]:
         lines = []
         for i, r in enumerate(self.reductions):
-            wide = cxx.compute(r.wide)
+            wide = cuda_types.compute(r.wide)
             fill = ", ".join([f"tg_{r.ufunc}<{wide}>::identity()"] * lanes)
             lines.append(f"{wide} t{i}[{lanes}] = {{{fill}}};")
         return lines
@@ -205,7 +205,7 @@ class _Writer:
             lines += [f"        {self._call(1, 1, 'base + step')}", "    }"]
         lines.append("}")
         for i, r in enumerate(self.reductions):
-            wide = cxx.compute(r.wide)
+            wide = cuda_types.compute(r.wide)
             op = f"tg_{r.ufunc}<{wide}>"
             if lanes <= 32:
                 lines.append(f"const {wide} z{i} = tg_warp_reduce<{op}, {lanes}>(t{i}[0]);")
@@ -239,7 +239,7 @@ class _Writer:
             "}",
         ]
         for i, r in enumerate(self.reductions):
-            wide = cxx.compute(r.wide)
+            wide = cuda_types.compute(r.wide)
             lines += [
                 f"__shared__ {wide} m{i}[{walkers}][{lanes}];",
                 f"{wide} s{i}[{vec}];",
@@ -256,7 +256,7 @@ class _Writer:
                 "}",
             ]
         lines += ["if (walker == 0 && k < kept) {", "#pragma unroll", f"    for (int j = 0; j < {vec}; ++j) {{"]
-        lines += [f"        const {cxx.compute(r.wide)} z{i} = s{i}[j];" for i, r in enumerate(self.reductions)]
+        lines += [f"        const {cuda_types.compute(r.wide)} z{i} = s{i}[j];" for i, r in enumerate(self.reductions)]
         lines += [f"        {line}" for line in self._out("blockIdx.y * kept + k + j", "k + j")]
         return [*lines, "    }", "}"]
 
@@ -276,7 +276,7 @@ class _Writer:
             "    if (k >= kept) break;",
         ]
         for i, r in enumerate(self.reductions):
-            wide, op = cxx.compute(r.wide), f"tg_{r.ufunc}<{cxx.compute(r.wide)}>"
+            wide, op = cuda_types.compute(r.wide), f"tg_{r.ufunc}<{cuda_types.compute(r.wide)}>"
             place = "c * kept + k" if columns else "k * gridDim.y + c"
             start = "0" if by_thread else "threadIdx.x % 32"
             lines += [

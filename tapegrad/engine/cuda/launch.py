@@ -15,10 +15,10 @@ from tapegrad.core import locks
 from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Drawn
-from tapegrad.device import CPU, Device, cxx
+from tapegrad.device import CPU, Device, cuda_types
+from tapegrad.device.abstract_array import Phantom, unread
 from tapegrad.device.dtypes import uint64
 from tapegrad.device.kernel import options
-from tapegrad.device.phantom import Phantom, unread
 from tapegrad.device.types import Array
 from tapegrad.engine.cuda import element, emit
 from tapegrad.engine.cuda.element import TILED
@@ -26,7 +26,7 @@ from tapegrad.engine.cuda.emit import COLUMN, ROW, Form
 from tapegrad.engine.cuda.layout import BY_DIMS, VALUE, Loop
 from tapegrad.engine.region import Region, Stages
 from tapegrad.engine.region import stages as stages_of
-from tapegrad.engine.work import Call, Lies, Work, nbytes_of
+from tapegrad.engine.task import Call, Lies, Task, nbytes_of
 
 _lock = locks.lock()
 _kernels: dict[Any, Kernel] = {}
@@ -134,7 +134,7 @@ class Ready:
 prepared: dict[Any, Ready] = {}
 
 
-class Launch(Work):
+class Launch(Task):
     """One evaluation of ``targets`` over ``shape``, reducing ``axes``, as one CUDA kernel.
 
     ``held``: whether the keys of random numbers are read from memory (see ``keys``).
@@ -154,7 +154,7 @@ class Launch(Work):
             if type(x) is array_type and array_type is not CPU.xp.ndarray:
                 lies.append((x.shape, x.strides, x.data.ptr % 16))
             else:
-                lies.append(None if cxx.is_argument(x) else (x.shape, x.strides, cxx.address(x) % 16))
+                lies.append(None if cuda_types.is_argument(x) else (x.shape, x.strides, cuda_types.address(x) % 16))
         key = (device, structure(region, targets), shape, axes, tuple(lies), held)
         ready = prepared.get(key)
         if ready is None:
@@ -190,14 +190,14 @@ class Launch(Work):
             launch(*args)
         return outputs
 
-    def kept(self) -> Work:
-        """A work with its kernel, which takes keys from memory; what the region's buffers read may be forgotten."""
-        work = self
+    def kept(self) -> Task:
+        """A task with its kernel, which takes keys from memory; what the region's buffers read may be forgotten."""
+        task = self
         if self.keys:
-            work = Launch(self._region, self._targets, self._shape, self._axes, self.device, held=True)
-        work._compile()
-        work._region = work._targets = None  # type: ignore[assignment]
-        return work
+            task = Launch(self._region, self._targets, self._shape, self._axes, self.device, held=True)
+        task._compile()
+        task._region = task._targets = None  # type: ignore[assignment]
+        return task
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
         """The launches themselves; after the arrays that it reads come those that hold the keys."""
@@ -215,12 +215,12 @@ class Launch(Work):
             return []
         args: list[Any] = list(reads[:count])
         for i in ready.by_value:
-            args[i] = cxx.argument(args[i].value)
+            args[i] = cuda_types.argument(args[i].value)
         for n, params in enumerate(self.keys):
             if ready.form_key[2].held:
-                args += [reads[count + n], cxx.offset(params["counter"])]
+                args += [reads[count + n], cuda_types.offset(params["counter"])]
             else:
-                args += cxx.key(params["key"], params["counter"])
+                args += cuda_types.key(params["key"], params["counter"])
         full, results = map(outputs.__getitem__, ready.full), list(map(outputs.__getitem__, ready.results))
         sizes = (*ready.places, *temporaries, *results, *ready.sizes)
         return [(device.launch, (ready.kernel.function, ready.grid, (_THREADS,), (*args, *full, *sizes)))]
@@ -265,13 +265,13 @@ def _prepare(
     ready = Ready(
         names, None, (loop, kinds, form), empty, [i for i, kind in enumerate(kinds) if kind == VALUE],
         [number[id(b)] for b in full], [number[id(b)] for b in results],
-        tuple(cxx.index(n, loop.wide) for n in places), (), (), [],
+        tuple(cuda_types.index(n, loop.wide) for n in places), (), (), [],
         [i for i, b in enumerate(region.order) if isinstance(b.node.prim, Drawn)],
     )  # fmt: skip
     if empty:
         return ready
     if axes is None:
-        ready.sizes = (cxx.index(loop.size, loop.wide),)
+        ready.sizes = (cuda_types.index(loop.size, loop.wide),)
         packs = max(1, loop.size // loop.vec)
         ready.grid = (min(-(-packs // (_THREADS * (4 if form.tiled else form.sharing))), _MOST_BLOCKS),)
     else:
@@ -284,7 +284,7 @@ def _prepare_reduction(ready: Ready, stages: Stages, loop: Loop, form: Form) -> 
     numbers = [loop.writes, loop.reads, split.part]
     numbers += [n for n, _ in loop.kept[1:]] + [s for _, s in loop.kept]
     numbers += [n for n, _ in loop.reduced[1:]] + [s for _, s in loop.reduced]
-    ready.sizes = tuple(cxx.index(n, loop.wide) for n in numbers)
+    ready.sizes = tuple(cuda_types.index(n, loop.wide) for n in numbers)
     per_block = form.lanes * loop.vec if form.walk == COLUMN else _THREADS // form.lanes
     groups = -(-loop.writes // per_block)
     ready.grid = (groups, split.parts)

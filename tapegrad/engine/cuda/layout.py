@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 
 VALUE, ONE, PACK, EACH, ROW, LINE, SAME, STRIDED = "value", "one", "pack", "each", "row", "line", "same", "strided"
 RESULT = "result"
@@ -84,13 +84,13 @@ def loop_of(
 
 def kind_of_late(x: Any) -> str:
     """How a leaf is read that only what follows a reduction reads."""
-    if cxx.is_argument(x):
+    if cuda_types.is_argument(x):
         return VALUE
     return ONE if x.size == 1 else RESULT
 
 
 def _kind(x: Any, shape: Shape) -> str:
-    if cxx.is_argument(x):
+    if cuda_types.is_argument(x):
         return VALUE
     if x.size == 1 or not any(x.strides):
         return ONE
@@ -153,7 +153,7 @@ def _vec(leaves: list[Any], outputs: list[Any], kinds: list[str], reducing: tupl
 
 
 def _aligned(x: Any, vec: int) -> bool:
-    return cxx.address(x) % min(16, vec * x.itemsize) == 0
+    return cuda_types.address(x) % min(16, vec * x.itemsize) == 0
 
 
 def _by_dims(x: Any, strides: tuple[int, ...], inner: int, vec: int) -> str:

@@ -17,7 +17,6 @@ import tapegrad.random as random
 from tapegrad import ops
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, TapegradError
-from tapegrad.memory.ledger.frames import LAYER, code_of, counts_as_call
 from tapegrad.nn import initializers
 from tapegrad.nn.layers import saving, state_dicts, summary
 from tapegrad.nn.layers.state_dicts import Differences, State
@@ -25,6 +24,7 @@ from tapegrad.nn.layers.summary import Summary
 from tapegrad.ops.casting import by_policy
 from tapegrad.spellings import LAYERS, Named, missing
 from tapegrad.tensor import DTypeLike, Tensor, TensorLike
+from tapegrad.tracing.frames import LAYER, code_of, counts_as_call
 from tapegrad.variable import Variable
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tapegrad.core.aval import Shape, shaped
 from tapegrad.core.state import thread
 from tapegrad.device import CPU, Device, asdevice, current_device, dtypes
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.make import Function
+from tapegrad.engine.lowering import Function
 from tapegrad.errors import DomainError, ShapeError
 from tapegrad.ops.dispatch import asarray, cast, own, tensor
 from tapegrad.ops.shape.blocks import reshaped
@@ -51,8 +51,8 @@ def _made(
     reads: Sequence[Array] = (),
 ) -> Tensor:  # fmt: skip
     """The tensor that ``call`` writes into an array (``given``), or returns; ``reads`` are its other arguments."""
-    work = Function(name, [shaped(shape, dtype, device)], call, reads, given=given, is_kernel=False)
-    return Tensor(thread.executor.values(work)[0])
+    task = Function(name, [shaped(shape, dtype, device)], call, reads, given=given, is_kernel=False)
+    return Tensor(thread.executor.values(task)[0])
 
 
 def full(

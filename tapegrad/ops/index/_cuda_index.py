@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tapegrad.device import cxx, dtypes
+from tapegrad.device import cuda_types, dtypes
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.tally import contiguous, passed
+from tapegrad.device.traffic import contiguous, passed
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import IndexingError
 
@@ -41,7 +41,15 @@ def run(
     lanes = min(8, max(0, (width // pack - 1).bit_length()))
     grid = min(_MOST_BLOCKS, -(-rows // (_THREADS >> lanes)))
     macros: dict[str, Any] = {} if sums is None else {"SUM": sums}
-    kernel(device, grid, _THREADS, (*args, cxx.long(width), cxx.index(lanes, False)), T=dtype, PACK=pack, **macros)
+    kernel(
+        device,
+        grid,
+        _THREADS,
+        (*args, cuda_types.long(width), cuda_types.index(lanes, False)),
+        T=dtype,
+        PACK=pack,
+        **macros,
+    )
 
 
 def take(device: CudaDevice, x: Array, indices: Array, *, axis: int, out: Array) -> None:
@@ -52,7 +60,7 @@ def take(device: CudaDevice, x: Array, indices: Array, *, axis: int, out: Array)
         raise IndexingError(f"take: axis {axis} of {x.shape} has no elements to take")
     x, indices = contiguous(device.xp, x), contiguous(device.xp, indices)
     before, n, width = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
-    sizes = cxx.long(before), cxx.long(n), cxx.long(indices.size)
+    sizes = cuda_types.long(before), cuda_types.long(n), cuda_types.long(indices.size)
     run(device, _take, before * indices.size, width, x.dtype, x, indices, out, *sizes)
 
 
@@ -75,17 +83,17 @@ def scatter_add(device: CudaDevice, x: Array, indices: Array, *, axis: int, n: i
     starts = xp.searchsorted(places[order], xp.arange(n + 1))
     later = False
     while True:
-        sizes = cxx.long(before), cxx.long(n), cxx.long(count)
-        args = (x, order, starts, out, *sizes, cxx.index(later, False))
+        sizes = cuda_types.long(before), cuda_types.long(n), cuda_types.long(count)
+        args = (x, order, starts, out, *sizes, cuda_types.index(later, False))
         run(device, _scatter_add, before * n, width, x.dtype, *args, sums=out.dtype)
         if count <= _SEGMENT:
             return
         most = count // _SEGMENT + count // (_SEGMENT + 1)  # pieces of indices that have more rows than a segment
         pieces = device.empty((n + 1,), starts.dtype)
-        _count_pieces(device, -(-(n + 1) // _THREADS), _THREADS, (starts, pieces, cxx.long(n)))
+        _count_pieces(device, -(-(n + 1) // _THREADS), _THREADS, (starts, pieces, cuda_types.long(n)))
         firsts = xp.cumsum(pieces)
         parts = device.empty((before, most, width), dtypes.accumulator(x.dtype))
-        piece_args = (x, order, starts, firsts, parts, *sizes, cxx.long(most))
+        piece_args = (x, order, starts, firsts, parts, *sizes, cuda_types.long(most))
         run(device, _scatter_pieces, before * most, width, x.dtype, *piece_args, sums=parts.dtype)
         x, order, starts, count, later = parts, xp.arange(most), firsts, most, True
 
@@ -95,14 +103,14 @@ def put_rows(device: CudaDevice, table: Array, rows: Array, new: Array) -> None:
     if new.size:
         new, rows = contiguous(device.xp, new), contiguous(device.xp, rows)
         count, width = rows.size, prod(table.shape[1:])
-        run(device, _put_rows, count, width, table.dtype, new, rows, table, cxx.long(count))
+        run(device, _put_rows, count, width, table.dtype, new, rows, table, cuda_types.long(count))
 
 
 def last_place(device: CudaDevice, indices: Array, *, n: int, out: Array) -> None:
     """For each of ``n`` positions the number of the last index that names it, or -1."""
     out.fill(-1)
     if indices.size:
-        args = (contiguous(device.xp, indices), out, cxx.long(indices.size))
+        args = (contiguous(device.xp, indices), out, cuda_types.long(indices.size))
         _last_place(device, -(-indices.size // _THREADS), _THREADS, args)
 
 
@@ -114,6 +122,6 @@ def within(device: Any, x: Array, low: int, high: int, kind: int) -> None:
     with device.active():
         x = contiguous(device.xp, x)
         grid = min(_MOST_LOOKING, -(-x.size // _THREADS))
-        args = (x, device.checks.argument(kind, low, high), cxx.long(x.size))
+        args = (x, device.checks.argument(kind, low, high), cuda_types.long(x.size))
         _within(device, grid, _THREADS, args, T=x.dtype)
         passed(x.nbytes, 0)

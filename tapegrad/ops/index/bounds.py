@@ -10,10 +10,10 @@ from collections.abc import Callable, Hashable
 
 from tapegrad.core import tracking
 from tapegrad.core.state import thread, unrecorded
-from tapegrad.device import checks, dtypes, phantom, tally
+from tapegrad.device import abstract_array, checks, dtypes, traffic
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array
-from tapegrad.engine.evaluate import array_of
+from tapegrad.engine.realize import array_of
 from tapegrad.errors import MOST_TOLD, IndexingError, told
 from tapegrad.ops.dispatch import cast, tensor
 from tapegrad.ops.elementwise.arithmetic import clip
@@ -41,7 +41,7 @@ def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
         unrecorded(require, every(source), -n, n - 1, *wrong)
         return unrecorded(lambda: clip(where(positions < 0, positions + n, positions), 0, n - 1))
     array = array_of(every(positions)._buffer)
-    if not phantom.is_phantom(array):
+    if not abstract_array.is_phantom(array):
         _within(array, -n, n - 1, op, array.ndim - positions.ndim)
         return where(positions < 0, positions + n, positions) if int(array.min()) < 0 else positions
     if thread.executor.on_values(lambda array: _within(array, -n, n - 1, op), array):
@@ -88,7 +88,7 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
 
     if not device.lazy or type(number) is HostScalar:
         array = number.value if type(number) is HostScalar else array_of(x._buffer)
-        if phantom.is_phantom(array):
+        if abstract_array.is_phantom(array):
             thread.executor.on_values(look, array)
         else:
             look(array)
@@ -96,7 +96,7 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
     kind, array = checks.kind(name, _first_wrong(error)), array_of(x._buffer)
     if not thread.executor.on_values(lambda array: _cuda_index.within(device, array, low, high, kind), array):
         _cuda_index.within(thread.executor.device(device), array, low, high, kind)  # tells of its passes
-    tracking.current.ran((), (), tally.taken())
+    tracking.current.ran((), (), traffic.taken())
 
 
 def _first_wrong(error: Callable[[int, int, int], Exception]) -> checks.Describe:

@@ -9,12 +9,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.device.dtypes import accumulator, bool_, float32
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics.attention import nothing, slices, statistics_shape
 from tapegrad.device.numerics.attention_cut import Weighting
-from tapegrad.device.tally import contiguous, passed, spread
+from tapegrad.device.traffic import contiguous, passed, spread
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import ShapeError
 from tapegrad.ops.products._attention_tiles import THREADS, Numbers, Plan, padded, tile
@@ -80,7 +80,7 @@ class _Call:
         widest = max(width, features)
         if widest > WIDEST:
             raise ShapeError(f"attention: on CUDA heads are at most {WIDEST} wide, got {width} and {features}")
-        self.lies: Any = cxx.structure(_LIES)
+        self.lies: Any = cuda_types.structure(_LIES)
         told = {
             "n": prod(lead), "t": t, "s": s, "heads": heads, "groups": groups, "width": width, "features": features,
             "scale": how.scale, "inflation": how.inflation, "threshold": how.threshold, "causal": how.causal,

@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapegrad.core.aval import Shape
-from tapegrad.device import cudnn, cxx, gemm
+from tapegrad.device import cuda_types, cudnn, gemm
 from tapegrad.device.dtypes import accumulator, float32, uint8
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.numerics import blas
@@ -73,7 +73,7 @@ class _Geometry(NamedTuple):
         missing = (0,) * (3 - len(self.source))
         steps = [*self.x[:2], *missing, *self.x[2:], *self.y[:3], *missing, *self.y[3:]]
         counts = (self.images, self.groups, self.inner, self.outer, *sizes)
-        return (*(cxx.index(n, wide=False) for n in counts), *(cxx.long(n) for n in steps))
+        return (*(cuda_types.index(n, wide=False) for n in counts), *(cuda_types.long(n) for n in steps))
 
 
 def _steps(x: Array) -> tuple[int, ...]:
@@ -139,14 +139,14 @@ def _applied(
         if inner * outer <= _FEW:
             tiles = -(-prod(out.shape[2:]) // _PLANE)
             grid = tiles * out.shape[0] * out.shape[1]
-            args = (image, kernel, added, out, cxx.long(tiles), *shape.args())
+            args = (image, kernel, added, out, cuda_types.long(tiles), *shape.args())
             _conv_few(device, grid, _BLOCK, args, **macros)
             return
         strides = window.strides if turned else ()
         phase = [-(-n // s) for n, s in zip(out.shape[2:], strides)] if turned else out.shape[2:]
         tiles = -(-x.shape[0] * prod(phase) // _TILE)
         grid = tiles * -(-outer // (8 * macros["ROWS"])) * groups * prod(strides)
-        args = (image, kernel, added, out, cxx.long(tiles), *shape.args())
+        args = (image, kernel, added, out, cuda_types.long(tiles), *shape.args())
         _conv(device, grid, _BLOCK, args, **macros)
 
     return Prepared(_copied(x, w) + (0 if bias is None else bias.nbytes), run)
@@ -173,8 +173,8 @@ def _by_cudnn(
         operands = [a if _lies_for_cudnn(a) else device.xp.array(a, order="C") for a in (x, y)]
         spare = device.empty((plan.workspace,), uint8) if plan.workspace else None
         stream = device.xp.cuda.get_current_stream().ptr
-        room = 0 if spare is None else cxx.address(spare)
-        library.run(plan, stream, *cxx.addresses([*operands, out]), workspace=room)
+        room = 0 if spare is None else cuda_types.address(spare)
+        library.run(plan, stream, *cuda_types.addresses([*operands, out]), workspace=room)
         if bias is not None:
             finish(device, out, bias, clips)
 
@@ -191,13 +191,13 @@ def _in_pool(sizes: Sequence[int]) -> int:
 
 def _lies_for_cudnn(x: Array) -> bool:
     """Whether it is in C order and where vectors of elements can be read; one not yet made will be."""
-    return x.flags.c_contiguous and (isinstance(x, Unmade) or cxx.address(x) % cudnn.ALIGNMENT == 0)
+    return x.flags.c_contiguous and (isinstance(x, Unmade) or cuda_types.address(x) % cudnn.ALIGNMENT == 0)
 
 
 def finish(device: CudaDevice, out: Array, bias: Array, clips: bool) -> None:
     """Add to each output of ``out``: (n, outputs, positions ...) its number of ``bias``, and clip that, in place."""
     added = device.xp.ascontiguousarray(bias)
-    args = (out, added, cxx.long(out.size), cxx.long(prod(out.shape[2:])), cxx.long(out.shape[1]))
+    args = (out, added, cuda_types.long(out.size), cuda_types.long(prod(out.shape[2:])), cuda_types.long(out.shape[1]))
     _conv_finish(device, -(-out.size // _BLOCK), _BLOCK, args, T=out.dtype, EPILOGUE=1 + clips)
 
 
@@ -231,7 +231,7 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
         y = (outer * o, o, n, *sizes)
         shape = _Geometry(x.shape[0], groups, inner, outer, x.shape[2:], ct.shape[2:], window, _steps(image), y)
         parts = device.empty((many, out.size), wide)
-        args = (image, given, parts, cxx.long(many), *shape.args())
+        args = (image, given, parts, cuda_types.long(many), *shape.args())
         if few:
             _conv_few_in_w(device, tiles * many, _BLOCK, args, **macros)
         else:
@@ -239,10 +239,10 @@ def in_kernel(device: CudaDevice, x: Array, ct: Array, out: Array, moves: Moves)
         last = (
             parts,
             out,
-            cxx.long(many),
-            cxx.long(out.size),
-            cxx.index(inner, wide=False),
-            cxx.index(taps, wide=False),
+            cuda_types.long(many),
+            cuda_types.long(out.size),
+            cuda_types.index(inner, wide=False),
+            cuda_types.index(taps, wide=False),
         )
         _conv_join(device, -(-out.size // _BLOCK), _BLOCK, last, **macros)
 

@@ -16,7 +16,7 @@ from tapegrad.device import Device
 from tapegrad.device.numerics import blas, conv_cpu, conv_lead, conv_onednn
 from tapegrad.device.numerics.conv_lead import Prepared, Unmade
 from tapegrad.device.numerics.windows import Moves, Window
-from tapegrad.device.tally import passed
+from tapegrad.device.traffic import passed
 from tapegrad.device.types import Array, Namespace
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import same_params

@@ -12,7 +12,7 @@ from tapegrad.core.aval import ShapedArray, normalize_axes
 from tapegrad.core.primitive import Bad, Primitive, Sample, general
 from tapegrad.core.state import unrecorded
 from tapegrad.device import dtypes
-from tapegrad.engine.evaluate import waiting
+from tapegrad.engine.realize import waiting
 from tapegrad.errors import ShapeError
 from tapegrad.ops.create.creation import ones, ones_like
 from tapegrad.ops.dispatch import barrier, cast, in_float32, ordered, tensor

@@ -8,10 +8,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapegrad.core.aval import Shape, ShapedArray
-from tapegrad.device import checks, cxx
+from tapegrad.device import checks, cuda_types
 from tapegrad.device.dtypes import accumulator, uint64
 from tapegrad.device.kernel import Kernel
-from tapegrad.device.tally import contiguous, passed
+from tapegrad.device.traffic import contiguous, passed
 from tapegrad.device.types import Array, DType
 from tapegrad.errors import IndexingError
 
@@ -58,7 +58,7 @@ class _Rows:
         self.block = threads * each
         self.grid = min(_MOST_BLOCKS, -(-rows // each))
         self.macros: dict[str, Any] = {"T": dtype, "PACK": pack, "HELD": held, "ROW_THREADS": threads}
-        self.sizes = (cxx.long(rows), cxx.long(width))
+        self.sizes = (cuda_types.long(rows), cuda_types.long(width))
 
     def run(self, device: CudaDevice, kernel: Kernel, *args: object, **macros: Any) -> None:
         """Run a kernel whose last parameters are the number of rows and their width."""
@@ -82,7 +82,7 @@ def _contiguous(device: CudaDevice, *arrays: Array) -> list[Array]:
 
 def _leads(x: Array, out: Array) -> object:
     """How many cotangents share the rows of ``x``, as an argument of a kernel."""
-    return cxx.long(prod(out.shape[: out.ndim - x.ndim]))
+    return cuda_types.long(prod(out.shape[: out.ndim - x.ndim]))
 
 
 def _walk(kernel: Kernel) -> Callable[..., None]:
@@ -117,14 +117,14 @@ def layer_norm(device: CudaDevice, x: Array, gamma: Array, beta: Array, *, out: 
     """``(x - mean) / sqrt(variance + eps) * gamma + beta`` of each row."""
     if out.size:
         x, gamma, beta = _contiguous(device, x, gamma, beta)
-        _rows(x).run(device, _layer_norm, x, gamma, beta, out, cxx.real(eps, x.dtype))
+        _rows(x).run(device, _layer_norm, x, gamma, beta, out, cuda_types.real(eps, x.dtype))
 
 
 def layer_norm_vjp_x(device: CudaDevice, x: Array, gamma: Array, g: Array, *, out: Array, eps: float) -> None:
     """The cotangent of the rows."""
     if out.size:
         x, gamma, g = _contiguous(device, x, gamma, g)
-        _rows(x, 2).run(device, _layer_norm_vjp_x, x, gamma, g, out, cxx.real(eps, x.dtype), _leads(x, out))
+        _rows(x, 2).run(device, _layer_norm_vjp_x, x, gamma, g, out, cuda_types.real(eps, x.dtype), _leads(x, out))
 
 
 _GROUP = 16
@@ -164,7 +164,7 @@ def layer_norm_vjp(
     x, gamma, g = _contiguous(device, x, gamma, g)
     rows, leads = _rows(x, 2), g.size // x.size
     parts, arrived = temporaries or [device.empty(*lies) for lies in _summing(x, g)]
-    args = (x, gamma, g, out, parts, arrived, cxx.real(eps, x.dtype), cxx.long(leads), *rows.sizes)
+    args = (x, gamma, g, out, parts, arrived, cuda_types.real(eps, x.dtype), cuda_types.long(leads), *rows.sizes)
     grid = (_summing_blocks(rows), min(leads, _MOST_LEADS))
     _layer_norm_vjp(device, grid, rows.block, args, **rows.macros)
 
@@ -184,16 +184,16 @@ def layer_norm_vjp_gamma(device: CudaDevice, x: Array, g: Array, *, out: Array, 
     count, width, wide = prod(x.shape[:-1]), x.shape[-1], accumulator(x.dtype)
     rows = _rows(x)
     mean, rstd = device.empty((count,), wide), device.empty((count,), wide)
-    rows.run(device, _layer_norm_moments, x, mean, rstd, cxx.real(eps, x.dtype))
+    rows.run(device, _layer_norm_moments, x, mean, rstd, cuda_types.real(eps, x.dtype))
     passed(x.nbytes, 2 * mean.nbytes)
     chunk = max(_CHUNK, -(-count // _MOST_CHUNKS))
     chunks, leads = -(-count // chunk), out.size // width
     partials = device.empty((chunks, leads, width), wide)
     grid = (-(-width // (_WARP * rows.macros["PACK"])), chunks, min(leads, _MOST_LEADS))
-    args = (x, g, mean, rstd, partials, cxx.long(leads), *rows.sizes, cxx.long(chunk))
+    args = (x, g, mean, rstd, partials, cuda_types.long(leads), *rows.sizes, cuda_types.long(chunk))
     _layer_norm_vjp_gamma(device, grid, _BLOCK, args, T=x.dtype, PACK=rows.macros["PACK"])
     passed(2 * mean.nbytes + partials.nbytes, partials.nbytes)
-    last = (partials, out, cxx.long(chunks), cxx.long(out.size))
+    last = (partials, out, cuda_types.long(chunks), cuda_types.long(out.size))
     _layer_norm_vjp_gamma_sum(device, -(-out.size // _BLOCK), _BLOCK, last, T=x.dtype)
 
 

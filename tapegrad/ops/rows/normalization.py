@@ -13,7 +13,7 @@ from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, general, linear
 from tapegrad.device.dtypes import accumulator
 from tapegrad.device.types import Array, Namespace, Params
-from tapegrad.engine.work import Call
+from tapegrad.engine.task import Call
 from tapegrad.errors import ShapeError
 from tapegrad.ops._batched import Companions, all_but, for_all
 from tapegrad.ops.apply import remembered, same_params

@@ -15,7 +15,7 @@ from tapegrad.core.aval import Shape, ShapedArray
 from tapegrad.core.primitive import Bad, Primitive, Sample, linear
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.types import Array, Namespace
-from tapegrad.engine.work import into
+from tapegrad.engine.task import into
 from tapegrad.errors import ShapeError
 from tapegrad.ops.apply import barrier, lift_axis, lift_shape, remembered
 from tapegrad.tensor import Tensor

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from tapegrad import ops
-from tapegrad.core.live import present
+from tapegrad.core.live_numbers import present
 from tapegrad.core.state import thread
 from tapegrad.ops import updates
 from tapegrad.optim.clipping import sum_of_squares

@@ -11,11 +11,11 @@ from tapegrad import ops
 from tapegrad.autodiff.tape import GradientTape
 from tapegrad.core.state import unrecorded
 from tapegrad.errors import DTypeError, GradientError, TapegradError
-from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.ops import updates
 from tapegrad.optim.optimizers import checks
 from tapegrad.optim.optimizers.optimizer import Optimizer, Schedule
 from tapegrad.tensor import Tensor, materialize
+from tapegrad.tracing.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.variable import Variable
 
 _LEAST_CURVATURE = 1e-10

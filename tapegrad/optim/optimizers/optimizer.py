@@ -14,10 +14,9 @@ from math import inf
 from typing import Any, NoReturn, TypeAlias, TypedDict
 
 from tapegrad import ops
-from tapegrad.core.live import LiveNumber, present
+from tapegrad.core.live_numbers import LiveNumber, present
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.errors import GradientError, TapegradError
-from tapegrad.memory.ledger.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.nn.layers import saving, state_dicts
 from tapegrad.nn.layers.state_dicts import Differences, State
 from tapegrad.ops import row_updates, updates
@@ -28,6 +27,7 @@ from tapegrad.optim.optimizers.counts import Counts
 from tapegrad.optim.optimizers.helpers import Parts, Scaler
 from tapegrad.spellings import OPTIMIZERS, Named, missing, taken_by
 from tapegrad.tensor import Tensor, TensorLike, materialize
+from tapegrad.tracing.phase import BY_OPTIMIZER, STEPS, optimizing
 from tapegrad.variable import Variable
 
 Schedule: TypeAlias = Callable[[int], float]

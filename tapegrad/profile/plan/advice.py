@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
-from tapegrad.memory.schedules.online import ideal_states
 from tapegrad.profile.plan.captured import CapturedStep, Choice, replayed
 from tapegrad.profile.plan.edits import Edit, Sites
 from tapegrad.profile.plan.lives import peak
 from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
 from tapegrad.profile.plan.step import changed_lives, lives_with
 from tapegrad.profile.plan.text import calls_of, change_in_time, name_of
+from tapegrad.remat.schedules.online import ideal_states
 from tapegrad.sizes import format_bytes
 from tapegrad.tracing.run import Run
 
@@ -175,7 +175,7 @@ def _of_function(step: CapturedStep) -> Iterable[Card]:
             found.append(choice)
     for choice in found:
         yield Card(
-            f"{step.name} within {format_bytes(choice.budget)}: {choice.again} of {len(step.program.steps)} works done "
+            f"{step.name} within {format_bytes(choice.budget)}: {choice.again} of {len(step.program.steps)} tasks done "
             "again",
             step.measured, choice.peak_bytes, step.step_ns, round(step.step_ns * (1 + choice.extra)),
             (_budget_edit(step, choice.budget),), "at most",

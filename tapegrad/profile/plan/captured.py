@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from tapegrad.capture.planner.fit import Planner, bound_bytes
+from tapegrad.capture.program import Kind, Program, Slot, Step, View, pruned
+from tapegrad.capture.program import Output as Given
 from tapegrad.device import CPU, dtypes
 from tapegrad.errors import BudgetError
 from tapegrad.profile.plan.text import change_in_bytes
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, ms
-from tapegrad.program.fit import Planner, bound_bytes
-from tapegrad.program.program import Kind, Program, Slot, Step, View, pruned
-from tapegrad.program.program import Output as Given
 from tapegrad.sizes import format_bytes
 from tapegrad.tracing.database import RunFileError
 from tapegrad.tracing.names import COST_GRAINS, SLOT_KINDS
@@ -25,7 +25,7 @@ _READ, _WRITE, _OWN, _GIVEN = range(4)
 
 
 class Choice(NamedTuple):
-    """One plan: the peak of a step with it, ``budget=`` of the function, its arena, works done again, and their cost.
+    """One plan: the peak of a step with it, ``budget=`` of the function, its arena, tasks done again, and their cost.
 
     ``extra``: as a part of the plain program's work.
     """
@@ -104,9 +104,9 @@ def program_of(run: Run, row: int) -> Program:
     rows = [i for i, program in enumerate(s["program"]) if program == row]
     slots = {i: Slot(Kind(SLOT_KINDS[s["kind"][i]]), s["bytes"][i]) for i in rows}
     uses: dict[tuple[int, int], list[View]] = defaultdict(list)
-    for work, slot, how, view in zip(*(run.uses[name] for name in ("task", "slot", "how", "view"))):
+    for task, slot, how, view in zip(*(run.uses[name] for name in ("task", "slot", "how", "view"))):
         if slot in slots:
-            uses[work, how].append(View(slots[slot], view, (), (), _BYTE))
+            uses[task, how].append(View(slots[slot], view, (), (), _BYTE))
     steps: list[Step] = []
     made = {id(slot) for slot in slots.values() if slot.kind is not Kind.MADE}
     for i, program in enumerate(w["program"]):
@@ -114,7 +114,7 @@ def program_of(run: Run, row: int) -> Program:
             continue
         reads, writes, own = (uses[i, how] for how in (_READ, _WRITE, _OWN))
         if any(id(v.slot) not in made for v in reads) or any(id(v.slot) in made for v in (*writes, *own)):
-            raise RunFileError(f"a work of program {row} reads what no work has made, or makes it twice")
+            raise RunFileError(f"a task of program {row} reads what no task has made, or makes it twice")
         made.update(id(v.slot) for v in (*writes, *own))
         rules, place = w["rules"][i], (run.text(w["file"][i]), w["line"][i])
         steps.append(Step(
@@ -125,7 +125,7 @@ def program_of(run: Run, row: int) -> Program:
     arguments = [View(slot, 0, (), (), _BYTE) for slot in slots.values() if slot.kind is Kind.ARGUMENT]
     planned = pruned(Program(steps, None, [Given(v, None) for v in results], [], arguments, [], device=CPU))
     if not planned.steps or any(id(v.slot) not in made for v in results):
-        raise RunFileError(f"program {row} has no works, or gives out what none has made")
+        raise RunFileError(f"program {row} has no tasks, or gives out what none has made")
     return planned
 
 
@@ -153,7 +153,7 @@ def print_answer(step: CapturedStep, chosen: Choice | None, pareto: list[Choice]
             out.line(f"tg.function({step.name}, budget={chosen.budget})")
             change = change_in_bytes(chosen.peak_bytes - step.measured)
             out.line(f"  predicted peak  at most {format_bytes(chosen.peak_bytes)}   {change}")
-            out.line(f"  more work       {chosen.extra:.1%}   ({counted(chosen.again, 'work')} of "
+            out.line(f"  more work       {chosen.extra:.1%}   ({counted(chosen.again, 'task')} of "
                      f"{len(step.program.steps)} done again)")  # fmt: skip
     if pareto:
         out.line()

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tapegrad.memory.program_files import own_name
 from tapegrad.profile.plan.problem import CallKey, key_of
 from tapegrad.profile.plan.step import Step
+from tapegrad.remat.program_files import own_name
 from tapegrad.tracing.run import Run
 
 _MOST_LINES = 3

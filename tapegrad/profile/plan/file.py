@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from tapegrad.memory.plan import FORMAT, VERSION, Action, PlanError, actions_of, is_count, read_json
+from tapegrad.remat.plan import FORMAT, VERSION, Action, PlanError, actions_of, is_count, read_json
 from tapegrad.tracing.atomic import atomic
 
 _TEXTS = ("tapegrad", "file", "program", "device")

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from tapegrad.memory.plan import Action
 from tapegrad.profile.plan.lives import Key, Life, Profile, peak, profile
 from tapegrad.profile.plan.program_folder import relative_to_program
 from tapegrad.profile.plan.step import BACKWARD, Change, Step, lives_with
+from tapegrad.remat.plan import Action
 from tapegrad.tracing import timeline
 from tapegrad.tracing.names import CATEGORIES, KINDS
 from tapegrad.tracing.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from tapegrad.memory.program_files import own_name
+from tapegrad.remat.program_files import own_name
 from tapegrad.tracing.run import Run
 
 

@@ -8,13 +8,13 @@ from statistics import median
 
 from rich.console import Console
 
-from tapegrad.memory.plan import Action
 from tapegrad.profile.compare import steady_steps
 from tapegrad.profile.plan.file import Plan, Point
 from tapegrad.profile.plan.problem import CallKey, Outcome, Problem
 from tapegrad.profile.report.rows import step_of
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import counted, ms
+from tapegrad.remat.plan import Action
 from tapegrad.sizes import format_bytes
 from tapegrad.tracing.names import PHASES
 from tapegrad.tracing.run import Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tracemalloc
 
 from tapegrad.device import CPU, current_device
-from tapegrad.memory.ledger.journal import Journal
-from tapegrad.memory.ledger.ledger import LEDGER
+from tapegrad.tracing.journal import Journal
+from tapegrad.tracing.ledger import LEDGER
 
 PER_ARRAY = 4096 + 512
 """On the CPU, by how many bytes an array's block may exceed what the ledger counts: a page, and alignment."""

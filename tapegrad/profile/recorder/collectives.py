@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from tapegrad.core.storage import METER
 from tapegrad.distributed.engine import Piece
 from tapegrad.distributed.watching import WATCHING, Entered, Watcher
-from tapegrad.memory.ledger.journal import Journal
+from tapegrad.tracing.journal import Journal
 
 MOST = 100_000
 """Collectives that are noted; of later ones the bytes alone are."""

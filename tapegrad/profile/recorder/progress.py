@@ -11,13 +11,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tapegrad.memory.ledger.figures import CATEGORIES
-from tapegrad.memory.ledger.ledger import LEDGER
 from tapegrad.profile.recorder.session import Session
 from tapegrad.profile.report.table import Column, Output
 from tapegrad.profile.report.units import ms
 from tapegrad.profile.top.publish import SECONDS, Publisher
 from tapegrad.sizes import format_bytes
+from tapegrad.tracing.ledger import LEDGER
+from tapegrad.tracing.metrics import CATEGORIES
 
 _EVERY = 10.0
 """Seconds after which there is a line in any case."""

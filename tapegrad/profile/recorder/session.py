@@ -8,13 +8,13 @@ from typing import Any
 
 from tapegrad.core.storage import METER
 from tapegrad.device import current_device
-from tapegrad.memory.ledger.figures import Measure
-from tapegrad.memory.ledger.journal import STEP, STOPPED, Journal
-from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import BY_GRADIENT, HERE, STEPS
 from tapegrad.profile.recorder.checking import Checker
 from tapegrad.profile.recorder.collectives import Collectives
+from tapegrad.tracing.journal import STEP, STOPPED, Journal
+from tapegrad.tracing.ledger import LEDGER
 from tapegrad.tracing.log import Log
+from tapegrad.tracing.metrics import Measure
+from tapegrad.tracing.phase import BY_GRADIENT, HERE, STEPS
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.sources import sources_of
 

@@ -38,8 +38,8 @@ class Group:
 class Arena:
     """The arena of a program that was replayed.
 
-    ``bytes``: what it takes; ``peak_bytes``: of the values in it where these are most, which is at the work ``at`` of
-    ``works`` (-1: there are none), of a phase, an op and a line.  ``curve``: (work, category by number, change of
+    ``bytes``: what it takes; ``peak_bytes``: of the values in it where these are most, which is at the task ``at`` of
+    ``tasks`` (-1: there are none), of a phase, an op and a line.  ``curve``: (task, category by number, change of
     bytes), in order.  What is given out in memory of its own is not among them.
     """
 
@@ -47,7 +47,7 @@ class Arena:
     replays: int
     bytes: int
     peak_bytes: int
-    works: int
+    tasks: int
     at: int
     phase: str
     op: str
@@ -61,15 +61,15 @@ def arenas(run: Run) -> list[Arena]:
     """Those of the programs that were replayed, the largest first."""
     replays = Counter(run.replays["program"])
     slots: dict[int, list[int]] = defaultdict(list)
-    works: dict[int, list[int]] = defaultdict(list)
-    for program, numbers in ((run.slots["program"], slots), (run.tasks["program"], works)):
+    tasks: dict[int, list[int]] = defaultdict(list)
+    for program, numbers in ((run.slots["program"], slots), (run.tasks["program"], tasks)):
         for i, of in enumerate(program):
             numbers[of].append(i)
-    listed = [_arena(run, program, count, slots[program], works[program]) for program, count in replays.items()]
+    listed = [_arena(run, program, count, slots[program], tasks[program]) for program, count in replays.items()]
     return sorted(listed, key=lambda a: (-a.bytes, a.program))
 
 
-def _arena(run: Run, program: int, replays: int, slots: list[int], works: list[int]) -> Arena:
+def _arena(run: Run, program: int, replays: int, slots: list[int], tasks: list[int]) -> Arena:
     s, w = run.slots, run.tasks
     inside = [i for i in slots if SLOT_KINDS[s["kind"][i]] in ("argument", "made") and not s["outside"][i]]
     changes = [(s["begin"][i], s["category"][i], s["bytes"][i]) for i in inside]
@@ -85,10 +85,10 @@ def _arena(run: Run, program: int, replays: int, slots: list[int], works: list[i
         if live > most:
             most, peak, at = live, moment, moment
     there = [i for i in inside if s["begin"][i] <= peak < s["end"][i]] if most else []
-    row = works[at] if 0 <= at < len(works) else -1
+    row = tasks[at] if 0 <= at < len(tasks) else -1
     return Arena(
         program=run.text(run.programs["name"][program]) or "(unknown)", replays=replays,
-        bytes=run.programs["bytes"][program], peak_bytes=most, works=len(works), at=at,
+        bytes=run.programs["bytes"][program], peak_bytes=most, tasks=len(tasks), at=at,
         phase=PHASES[w["phase"][row]] if row >= 0 else "", op=run.text(w["op"][row]) if row >= 0 else "",
         line=_line(run, row), categories=_groups(run, there, lambda i: CATEGORIES[s["category"][i]]),
         lines=_groups(run, there, lambda i: _line(run, s["maker"][i]) or "(argument)"), curve=curve,
@@ -102,9 +102,9 @@ def _summed(changes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int
     return [(*key, nbytes) for key, nbytes in sorted(sums.items()) if nbytes]
 
 
-def _line(run: Run, work: int) -> str:
+def _line(run: Run, task: int) -> str:
     w = run.tasks
-    return f"{run.text(w['file'][work])}:{w['line'][work]}" if work >= 0 and w["file"][work] >= 0 else ""
+    return f"{run.text(w['file'][task])}:{w['line'][task]}" if task >= 0 and w["file"][task] >= 0 else ""
 
 
 def _groups(run: Run, slots: list[int], key: Callable[[int], str]) -> list[Group]:
@@ -137,9 +137,9 @@ def print_arenas(run: Run, out: RunOutput, limit: int, styles: dict[str, str]) -
         if not arena.peak_bytes:
             out.line("nothing lies in it")
             continue
-        work = f"work {arena.at + 1} of {arena.works}" if arena.at >= 0 else "the start"
+        task = f"task {arena.at + 1} of {arena.tasks}" if arena.at >= 0 else "the start"
         place = "".join(f", {part}" for part in (out.op(arena.op), out.source(arena.line), arena.phase) if part)
-        out.line(f"most of it, {format_bytes(arena.peak_bytes)}, is in use at {work}{place}")
+        out.line(f"most of it, {format_bytes(arena.peak_bytes)}, is in use at {task}{place}")
         _print_groups(out, "In use then", arena.categories, arena, styles)
         _print_groups(out, "Largest, by line", arena.lines[:limit] if limit else arena.lines, arena)
         if limit and len(arena.lines) > limit:

@@ -15,7 +15,7 @@ from tapegrad.device.numerics.elements import convert, select
 from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Lifetime, groups
 from tapegrad.engine.cpu.native.table import Table
-from tapegrad.engine.work import into
+from tapegrad.engine.task import into
 
 pytestmark = pytest.mark.usefixtures("machine_code")
 

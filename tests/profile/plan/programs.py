@@ -9,9 +9,9 @@ from typing import Any
 
 import tapegrad as tg
 from tapegrad import nn
-from tapegrad.memory.plan import Action, Key, apply_plan
 from tapegrad.nn import functional
 from tapegrad.profile.recorder import Session
+from tapegrad.remat.plan import Action, Key, apply_plan
 from tapegrad.tracing.run import Run
 
 META: dict[str, Any] = {

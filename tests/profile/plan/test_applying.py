@@ -17,11 +17,11 @@ import tapegrad as tg
 from tapegrad import nn
 from tapegrad.core import tracking
 from tapegrad.memory import plan
-from tapegrad.memory.budget.budget import MANAGER
-from tapegrad.memory.ledger.frames import Call
-from tapegrad.memory.plan import Action, PlanError, apply_plan, use_plan
-from tapegrad.memory.program_files import own_name, relative_name
 from tapegrad.profile.recorder import Session
+from tapegrad.remat.budget.budget import MANAGER
+from tapegrad.remat.plan import Action, PlanError, apply_plan, use_plan
+from tapegrad.remat.program_files import own_name, relative_name
+from tapegrad.tracing.frames import Call
 from tests.profile.plan import programs
 from tests.profile.plan.programs import layer_key
 

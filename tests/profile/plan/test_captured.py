@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from tapegrad.errors import BudgetError
-from tapegrad.memory.ledger.phase import STEPS
 from tapegrad.profile.cli import main
 from tapegrad.profile.plan.advice import advice
 from tapegrad.profile.plan.captured import CapturedStep, captured_step
 from tapegrad.tracing.database import RunFileError
 from tapegrad.tracing.file import save
+from tapegrad.tracing.phase import STEPS
 from tapegrad.tracing.run import Run
 from tests.profile import made_runs
 from tests.profile.plan.made import training

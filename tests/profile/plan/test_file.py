@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapegrad.memory import plan as plan_module
-from tapegrad.memory import program_files
-from tapegrad.memory.plan import Action, PlanError, read_actions
 from tapegrad.profile.plan.file import Plan, Point, load, save, to_json
+from tapegrad.remat import program_files
+from tapegrad.remat.plan import Action, PlanError, read_actions
 from tapegrad.tracing.file import save as save_run
 from tests.profile.made_runs import empty
 

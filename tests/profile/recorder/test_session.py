@@ -13,10 +13,10 @@ import pytest
 
 import tapegrad as tg
 from tapegrad.core import tracking
-from tapegrad.memory.ledger.ledger import LEDGER
-from tapegrad.memory.ledger.phase import HERE
 from tapegrad.profile.recorder import Session
+from tapegrad.tracing.ledger import LEDGER
 from tapegrad.tracing.names import CATEGORIES, KINDS, PHASES
+from tapegrad.tracing.phase import HERE
 from tapegrad.tracing.run import Run
 from tapegrad.tracing.timeline import alive, at, totals
 from tests.tracing.reading import reread

@@ -54,7 +54,7 @@ def trainer(budget: int | None = None) -> tuple[tg.Tensor, Any]:
 
 def test_figures_of_a_run_made_by_hand() -> None:
     (arena,) = arenas(made_runs.captured())
-    assert (arena.program, arena.replays, arena.bytes, arena.works) == ("train", 2, 7 * MIB, 4)
+    assert (arena.program, arena.replays, arena.bytes, arena.tasks) == ("train", 2, 7 * MIB, 4)
     assert (arena.peak_bytes, arena.at, arena.phase, arena.op) == (6 * MIB, 2, "backward", "tanh, add")
     assert [(g.key, g.bytes, g.count) for g in arena.categories] == [
         ("activation", 3 * MIB, 2), ("rematerialized", 3 * MIB, 1)
@@ -141,7 +141,7 @@ def test_the_tables_are_in_the_summary_and_in_the_json() -> None:
     run = made_runs.captured()
     out = printed(run)
     assert "Arena of train: 7.00 MiB, 2 replays" in out
-    assert "most of it, 6.00 MiB, is in use at work 3 of 4, tanh, add, train.py:12, backward" in out
+    assert "most of it, 6.00 MiB, is in use at task 3 of 4, tanh, add, train.py:12, backward" in out
     assert re.search(r"^rematerialized  3\.00 MiB  50\.0 %       1$", out, re.M)
     assert re.search(r"^train\.py:12 +tanh, add  3\.00 MiB  50\.0 %       1$", out, re.M)
     view = json.loads(json.dumps(View("peak", 0, "category", "bytes", 0, True).to_json(run)))

@@ -23,18 +23,18 @@ def test_the_tables_have_the_figures_of_the_report(show: Any) -> None:
     assert [row[:2] for row in categories] == [[g.key, format_bytes(g.bytes)] for g in arena.categories]
     assert [(row[0], row[1], row[3]) for row in lines] == [(g.key, g.op, format_bytes(g.bytes)) for g in arena.lines]
     assert page.inner_text("#arenas h3") == "train: 7.00 MiB, 2 replays"
-    assert "work 3 of 4, tanh, add, train.py:12, backward" in page.inner_text("#arenas .readout")
+    assert "task 3 of 4, tanh, add, train.py:12, backward" in page.inner_text("#arenas .readout")
 
 
-def test_the_picture_shows_what_lies_there_at_each_work(show: Any) -> None:
+def test_the_picture_shows_what_lies_there_at_each_task(show: Any) -> None:
     page = show(made_runs.captured())
     shades = page.evaluate(
-        """([works, height, arena]) => {
+        """([tasks, height, arena]) => {
           const canvas = document.querySelector("#arenas canvas"), ratio = window.devicePixelRatio;
           const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
           const at = (x, y) => pixels[4 * (Math.floor(y) * canvas.width + Math.floor(x)) + 3];
-          return Array.from({length: works + 1}, (_, i) => {
-            const x = (i + 0.5) * canvas.width / (works + 1);
+          return Array.from({length: tasks + 1}, (_, i) => {
+            const x = (i + 0.5) * canvas.width / (tasks + 1);
             let rows = 0;
             for (let y = 0; y < height; y++) rows += at(x, (y + 0.5) * ratio) > 0;
             return Math.round(rows / height * arena);
@@ -42,7 +42,7 @@ def test_the_picture_shows_what_lies_there_at_each_work(show: Any) -> None:
         }""",
         [4, HEIGHT, 7],
     )
-    assert shades == [1, 2, 3, 6, 5]  # MiB: the argument before the first work, then what is there at each
+    assert shades == [1, 2, 3, 6, 5]  # MiB: the argument before the first task, then what is there at each
 
 
 def test_a_program_that_replays_nothing_has_no_such_panel(show: Any) -> None:

@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
 
-from tapegrad.device import cxx
+from tapegrad.device import cuda_types
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.entries import entry_on
 from tapegrad.engine.cpu.native.group import Entry, meet
@@ -167,7 +167,7 @@ class _Growing:
         shape = _apart(item.low, item.high)
         for k, (x, span) in enumerate(zip(entry.arrays, entry.spans, strict=True)):
             strides = x.reshape(shape).strides if x.ndim else ()
-            at = cxx.address(x) - sum(n * s for n, s in zip(item.low, strides, strict=False))
+            at = cuda_types.address(x) - sum(n * s for n, s in zip(item.low, strides, strict=False))
             yield _Used(span, at, strides, k == len(entry.arrays) - 1)
 
 
@@ -189,7 +189,7 @@ def _place(window: Array, whole: Array) -> Point | None:
     """Return the position in ``whole`` of the first element of ``window``; None if that is no window of it."""
     if window.ndim != whole.ndim or window.strides != whole.strides or not whole.flags.c_contiguous:
         return None
-    rest = cxx.address(window) - cxx.address(whole)
+    rest = cuda_types.address(window) - cuda_types.address(whole)
     if not 0 <= rest < whole.nbytes:
         return None
     low = []

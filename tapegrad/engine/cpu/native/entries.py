@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tapegrad.device import CPU, cxx
+from tapegrad.device import CPU, cuda_types
+from tapegrad.device.abstract_array import Phantom
 from tapegrad.device.numerics.elements import convert, select
-from tapegrad.device.phantom import Phantom
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.group import Entry, meet
 from tapegrad.engine.cpu.native.loops import (
@@ -22,7 +22,7 @@ from tapegrad.engine.cpu.native.loops import (
     sum_of,
 )
 from tapegrad.engine.cpu.native.ops import is_exact
-from tapegrad.engine.work import Call, Silenced
+from tapegrad.engine.task import Call, Silenced
 
 _XP = CPU.xp
 _ARRAYS = (_XP.ndarray, Phantom)
@@ -142,7 +142,7 @@ def _overlaps(arrays: Sequence[Array], spans: Sequence[tuple[int, int]]) -> bool
 
 def _span(x: Array) -> tuple[int, int]:
     """The addresses of the first byte of an array and of the one behind its last."""
-    at = cxx.address(x)
+    at = cuda_types.address(x)
     if x.flags.c_contiguous:
         return at, at + x.nbytes
     reach = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]

@@ -82,9 +82,8 @@ def store(name: str, data: bytes) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(hashlib.sha256(data).digest() + data)
             Path(beside).replace(path / name)
-        except BaseException:
+        finally:
             Path(beside).unlink(missing_ok=True)
-            raise
         _prune(path)
 
 

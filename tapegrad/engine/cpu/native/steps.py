@@ -13,13 +13,13 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tapegrad.device import CPU, cxx
+from tapegrad.device import CPU, cuda_types
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.cpu.native import kernels, machine
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
 from tapegrad.engine.cpu.native.loops import OF_ELEMENTS, Loop, function_at, loop_of, merged
 from tapegrad.engine.cpu.native.ops import is_exact
-from tapegrad.engine.work import Silenced
+from tapegrad.engine.task import Silenced
 
 _XP = CPU.xp
 _CHUNK = 2048
@@ -178,7 +178,7 @@ class Steps:
         outermost = count + (depth > 1)
         sizes = (nest.sizes[-1], *nest.sizes[:-1])
         strides = [s for loop in (-1, *range(depth - 1)) for s in nest.strides[loop]]
-        nested = [machine.sequence(), cxx.address(record), 0, count, depth]
+        nested = [machine.sequence(), cuda_types.address(record), 0, count, depth]
         template = _XP.array([*[0] * count, *sizes, *strides, *nested], _XP.int64)
         ways = _XP.zeros((len(axes), len(template)), _XP.int64)
         ways[:, : self._scratch] = axes
@@ -189,8 +189,8 @@ class Steps:
             first = template.copy()
             first[:count] = addresses
             words = template.copy()
-            pointers = cxx.address(words)
-            context = pointers + at if depth > 1 else cxx.address(record)
+            pointers = cuda_types.address(words)
+            context = pointers + at if depth > 1 else cuda_types.address(record)
 
             def run(position: Sequence[int], rows: int, record: Any = record) -> bool:
                 """``record``: referenced here, since the machine code has only its address."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from tapegrad.device import CPU, cxx
+from tapegrad.device import CPU, cuda_types
 from tapegrad.device.float_errors import report
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import kernels, machine
@@ -21,7 +21,7 @@ from tapegrad.engine.cpu.native.boxes import Part, Run, runs
 from tapegrad.engine.cpu.native.entries import entry_of
 from tapegrad.engine.cpu.native.group import Entry, Group, Lifetime, groups
 from tapegrad.engine.cpu.native.loops import Core, Loop
-from tapegrad.engine.work import Call
+from tapegrad.engine.task import Call
 
 _XP = CPU.xp
 _MOST_FAILURES = 3
@@ -76,7 +76,7 @@ class _Rows:
         self._bases = pointers.bases.take(self._index)
         self._pointers = _XP.empty(len(self._index), _XP.int64)
         self.take_offsets()
-        at = cxx.address(self._pointers)
+        at = cuda_types.address(self._pointers)
         numbers: list[int] = []
         starts = []
         for row in rows:
@@ -91,13 +91,13 @@ class _Rows:
         words: list[int] = []
         for row, start in zip(rows, starts, strict=True):
             axes, count = len(row.shape), len(row.pointers)
-            sizes = cxx.address(self._numbers) + start
+            sizes = cuda_types.address(self._numbers) + start
             strides = sizes + 8 * (axes + len(row.core[0]))
             called = row.loop[:3] if axes == 1 else (machine.nest(), strides + 8 * axes * count, 0)
             words += [*called, at, sizes, strides, row.flags * counted, 0]
             at += 8 * count
         self._words = _XP.array(words, _XP.int64)
-        self.address = cxx.address(self._words)
+        self.address = cuda_types.address(self._words)
 
     def take_offsets(self) -> None:
         """Take the offsets as they are now."""
@@ -107,7 +107,7 @@ class _Rows:
     def bind(self, arrays: Sequence[Array]) -> None:
         """Set pointers to offsets from the addresses of ``arrays``; without arrays they are absolute, and set once."""
         if arrays or not self._is_fixed:
-            bases = _XP.array([0, *map(cxx.address, arrays)], _XP.int64)
+            bases = _XP.array([0, *map(cuda_types.address, arrays)], _XP.int64)
             _XP.add(self._offsets, bases.take(self._bases), out=self._pointers)
             self._is_fixed = not arrays
 
@@ -187,7 +187,7 @@ class Table:
         for at, x in zip(self._pointers.of(number), entry.arrays, strict=True):
             place = self._place(x)
             self._pointers.bases[at], self._pointers.offsets[at] = (
-                (0, cxx.address(x)) if place is None else (place[0] + 1, place[1])
+                (0, cuda_types.address(x)) if place is None else (place[0] + 1, place[1])
             )
 
     def _row(self, number: int) -> _Row:

@@ -11,14 +11,14 @@ export function arenasPanel(run, store) {
   const { arenas } = run.header;
   if (!arenas.length) return null;
   return h("section.panel", { id: "arenas", "aria-labelledby": "arenas-title" }, h("h2", { id: "arenas-title" }, "Arenas of captured programs"),
-    h("p.hint", {}, "An arena is one allocation above. What is in it at each work of a call is the same in every replay."),
+    h("p.hint", {}, "An arena is one allocation above. What is in it at each task of a call is the same in every replay."),
     arenas.slice(0, MOST_ARENAS).map((arena) => arenaView(run, store, arena)));
 }
 
 function arenaView(run, store, arena) {
   const place = (line) => visible(line.includes(":") ? baseName(line) : line);
-  const canvas = h("canvas", { role: "img", "aria-label": `bytes in the arena of ${visible(arena.program)} over its works; the tables below give those of its peak` });
-  const where = [arena.at < 0 ? "the start" : `work ${formatCount(arena.at + 1)} of ${formatCount(arena.works)}`, visible(arena.op), place(arena.line), arena.phase];
+  const canvas = h("canvas", { role: "img", "aria-label": `bytes in the arena of ${visible(arena.program)} over its tasks; the tables below give those of its peak` });
+  const where = [arena.at < 0 ? "the start" : `task ${formatCount(arena.at + 1)} of ${formatCount(arena.tasks)}`, visible(arena.op), place(arena.line), arena.phase];
   store.watch(["size", "theme"], () => drawArena(canvas, run, arena));
   return h("div", {}, h("h3", {}, `${visible(arena.program)}: ${formatBytes(arena.bytes)}, ${plural(arena.replays, "replay")}`),
     h("p.readout", {}, arena.peak_bytes ? `most of it, ${formatBytes(arena.peak_bytes)}, is in use at ${where.filter(Boolean).join(", ")}` : "nothing lies in it"),
@@ -33,17 +33,17 @@ function drawArena(canvas, run, arena) {
   const width = canvas.parentElement?.clientWidth ?? 0;
   if (!width) return;
   const context = fitCanvas(canvas, width, ARENA_HEIGHT), colours = themeColours(run.categories);
-  const scale = ARENA_HEIGHT / Math.max(1, arena.bytes, arena.peak_bytes), step = width / Math.max(1, arena.works + 1);
+  const scale = ARENA_HEIGHT / Math.max(1, arena.bytes, arena.peak_bytes), step = width / Math.max(1, arena.tasks + 1);
   const live = run.categories.map(() => 0);
   for (let i = 0; i < arena.curve.length; ) {
-    const work = arena.curve[i][0];
-    for (; i < arena.curve.length && arena.curve[i][0] === work; i++) live[arena.curve[i][1]] += arena.curve[i][2];
-    const end = i < arena.curve.length ? arena.curve[i][0] : arena.works;
+    const task = arena.curve[i][0];
+    for (; i < arena.curve.length && arena.curve[i][0] === task; i++) live[arena.curve[i][1]] += arena.curve[i][2];
+    const end = i < arena.curve.length ? arena.curve[i][0] : arena.tasks;
     let top = ARENA_HEIGHT;
     live.forEach((bytes, category) => {
       if (bytes <= 0) return;
       context.fillStyle = colours.category[category];
-      context.fillRect((work + 1) * step, top - bytes * scale, Math.max(1, (end - work) * step), bytes * scale);
+      context.fillRect((task + 1) * step, top - bytes * scale, Math.max(1, (end - task) * step), bytes * scale);
       top -= bytes * scale;
     });
   }

@@ -1,1 +1,0 @@
-"""The ledger: who counts bytes and work, by category, scope and source line."""

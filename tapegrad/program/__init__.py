@@ -1,1 +1,0 @@
-"""Captured steps: the works of one call of a function, planned ahead and replayed without deciding anything again."""

@@ -1,0 +1,1 @@
+"""Rematerialization: budgets that are kept, and checkpoints that trade time for bytes."""
