@@ -271,7 +271,8 @@ class Manager(Tracker):
 
     def save(self, buffers: tuple[Buffer, ...], by: str = "") -> Retained:
         """Return what is to be held of ``buffers``; those that have recipes may be evicted later."""
-        LEDGER.save(buffers, by)
+        if LEDGER.detailed or LEDGER.journal is not None:
+            LEDGER.save(buffers, by)
         graph = self._graph() or self._new_graph()
         saved = graph.saving(buffers)
         if saved is None:
