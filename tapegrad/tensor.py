@@ -21,7 +21,7 @@ from tapegrad.core.primitive import Site, elementwise
 from tapegrad.core.state import last_refusal, refuse, thread
 from tapegrad.device import Device, abstract_array, asdevice, cuda_index, current_device, is_array
 from tapegrad.device.types import Array, DType
-from tapegrad.engine.realize import array_of, fill, stored
+from tapegrad.engine.realize import array_of, realize, stored
 from tapegrad.errors import (
     DetachedError,
     DeviceError,
@@ -524,7 +524,7 @@ def unwrapped(f: Callable[..., T], *args: object) -> T:
 
 def materialize(*tensors: Tensor) -> None:
     """Evaluate several tensors now, those that share work in one kernel."""
-    fill(t._buffer for t in tensors)
+    realize(t._buffer for t in tensors)
 
 
 identity_p = elementwise(

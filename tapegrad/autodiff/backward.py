@@ -27,7 +27,7 @@ from tapegrad.core.protocols import Steps
 from tapegrad.core.rule import Params, Plan, Rule, Sliced
 from tapegrad.core.state import during, thread
 from tapegrad.engine import region
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.errors import GradientError, NoGradientError
 from tapegrad.ops.dispatch import cast
 from tapegrad.ops.elementwise.arithmetic import add
@@ -124,7 +124,7 @@ def _walk(
             ct = cts[i] = ct.to_dense()
         if ct is not None:
             found[i] = ct if type(ct) is Tensor else sum_of(ct, None)
-    fill([*[_buffer(g.values if type(g) is IndexedSlices else g) for g in found.values()], *also])
+    realize([*[_buffer(g.values if type(g) is IndexedSlices else g) for g in found.values()], *also])
     return found
 
 
@@ -364,7 +364,7 @@ def _pull_call(
     if not needed or all(ct is None for ct in upstream):
         if not outputs or outputs[0].index not in forced:
             return
-    fill([ct._buffer for ct in upstream if ct is not None])  # pending values, too, before the call takes memory
+    realize([ct._buffer for ct in upstream if ct is not None])  # pending values, too, before the call takes memory
     found = during(call.pullback, upstream, needed, lead, cts, deferring=None)
     for i, (source, g) in enumerate(zip(inputs, found)):
         if source is None or g is None or i not in needed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapegrad.core.aval import ShapedArray
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.ops.dispatch import barrier
 from tapegrad.ops.shape.blocks import Part, unslice_p, unslice_sum_p, whole
 from tapegrad.tensor import Tensor
@@ -27,7 +27,7 @@ class Windows:
 
     def add(self, value: Tensor, index: tuple[Part, ...]) -> None:
         """Add to the elements at ``index``."""
-        fill([value._buffer])  # a lazy value would keep alive what it is computed from
+        realize([value._buffer])  # a lazy value would keep alive what it is computed from
         if not self._values or value._buffer is not self._values[-1]._buffer:  # a stencil's are all one value
             self._nbytes += value._buffer.node.aval.nbytes
         self._values.append(value)

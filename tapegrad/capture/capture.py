@@ -1,7 +1,7 @@
 """Capturing: a dry run of a function whose tasks are written down with the memory that they use.
 
 Arguments and variables have no contents in the run, so a look at a value is an error, and no value can be frozen.  What
-a task reads and writes is known by its address: phantoms have addresses of their own (``device/abstract_array.py``).
+a task reads and writes is known by its address: abstract arrays have addresses of their own.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tapegrad.core.node import Node, leaf, next_index
 from tapegrad.core.primitive import Opaque
 from tapegrad.core.state import during, thread
 from tapegrad.device import CPU, Device, abstract_array, dtypes, traffic
-from tapegrad.device.abstract_array import Phantom
-from tapegrad.device.abstract_device import DryDevice
+from tapegrad.device.abstract_array import AbstractArray
+from tapegrad.device.abstract_device import AbstractDevice
 from tapegrad.device.float_errors import errors_now
 from tapegrad.device.host_scalar import HostScalar
 from tapegrad.device.types import Array, DType, Params
 from tapegrad.engine import lowering
-from tapegrad.engine.abstract_evaluation import Dry
+from tapegrad.engine.abstract_evaluation import AbstractExecutor
 from tapegrad.engine.cpu.native import machine
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.engine.task import Call as Made
 from tapegrad.engine.task import Task, into
 from tapegrad.errors import DryRunError, users_line
@@ -59,8 +59,8 @@ class Stream:
         self.content = tuple([live_int(content[i], partial(now.__getitem__, i)) for i in (0, 1)])
 
 
-class _Device(DryDevice):
-    """Lends phantoms; what the function makes of arrays and numbers of the host are constants, with their values."""
+class _Device(AbstractDevice):
+    """Lends abstract arrays; arrays that the function makes of host data are constants, with their values."""
 
     __slots__ = ("_capture",)
 
@@ -72,7 +72,7 @@ class _Device(DryDevice):
         """A constant of the program, or a live number."""
         if isinstance(x, LiveNumber):
             return self._capture.filled(x, dtypes.float32 if dtype is None else dtype, self._device)
-        if type(x) is Phantom:
+        if type(x) is AbstractArray:
             return self._capture.do(
                 lowering.copy_of(x, shaped(x.shape, x.dtype if dtype is None else dtype, self._device))
             )[0]
@@ -117,7 +117,7 @@ class _Cells(dict[Cell, Any]):
         return [(c, content) for c, content in self.items() if c not in self.made and content is not unchanged.get(c)]
 
 
-class Capture(Dry):
+class Capture(AbstractExecutor):
     """Writes down the tasks of a dry run."""
 
     keeps_arrays = True
@@ -147,7 +147,7 @@ class Capture(Dry):
     # What the engine asks ------------------------------------------------------------------------------------------
 
     def device(self, device: Device) -> Device:
-        """One that lends phantoms, and makes constants."""
+        """One that lends abstract arrays, and makes constants."""
         return self._devices.setdefault(device.name, _Device(device, self))
 
     def at(self, device: Device) -> None:
@@ -207,7 +207,7 @@ class Capture(Dry):
         """Note a task."""
         self.at(task.device)
         number = self._number = self._number + 1
-        outputs = task.phantoms()
+        outputs = task.abstract_outputs()
         for i, strides in self._layouts.get(number, {}).items():
             outputs[i] = abstract_array.strided(outputs[i].shape, outputs[i].dtype, strides)
         if not (len(outputs) == 1 and self._lies_in_a_slot(outputs[0])):  # a view takes no work
@@ -301,7 +301,7 @@ class Capture(Dry):
 
     def view(self, array: Array, who: Sequence[str]) -> View:
         """Which part of which slot ``array`` is."""
-        if type(array) is not Phantom:
+        if type(array) is not AbstractArray:
             slot = self._constants_by_id.get(id(array))
             if slot is None:
                 slot = self._constants_by_id[id(array)] = Slot(Kind.CONSTANT, array.nbytes, array)
@@ -314,7 +314,7 @@ class Capture(Dry):
         return View(self._slots[position], lies - self._starts[position], array.shape, array.strides, array.dtype)
 
     def _lies_in_a_slot(self, array: Array) -> bool:
-        if type(array) is not Phantom:
+        if type(array) is not AbstractArray:
             return True
         low, _ = _bounds(array)
         position = bisect_right(self._starts, low) - 1
@@ -445,8 +445,8 @@ class Call:
         """The program so far, with what it returns and writes."""
         leaves = nest.flatten(result)
         written = self.recorder.cells.written()
-        fill([x._buffer for x in leaves if type(x) is Tensor])
-        fill([content for _, content in written if isinstance(content, Buffer)])
+        realize([x._buffer for x in leaves if type(x) is Tensor])
+        realize([content for _, content in written if isinstance(content, Buffer)])
         owners = {cell: owner for cell, (_, owner) in self._seen.items()}
         writes = [self._write(cell, owners.get(cell), content) for cell, content in written]
         reads = [(cell, owners.get(cell), view) for cell, view in self.recorder.cells.views.items()]
@@ -464,7 +464,7 @@ class Call:
             if x._buffer is tensor._buffer:
                 return Output(None, None, None, i)
         array = x._buffer.array
-        if type(array) is not Phantom:
+        if type(array) is not AbstractArray:
             self.recorder.uses((x._buffer,))
             return Output(None, None, x)
         return Output(self.recorder.view(array, ("the result",)), x._buffer.node.aval)

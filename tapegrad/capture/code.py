@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tapegrad.capture.external_buffers import Outside
 from tapegrad.device import CPU
-from tapegrad.device.abstract_array import Phantom
+from tapegrad.device.abstract_array import AbstractArray
 from tapegrad.device.float_errors import raising_errors, treating_errors
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native import machine
@@ -42,7 +42,7 @@ class _Line(NamedTuple):
 class Code:
     """Calls in order.  ``blocks``: the functions that make them, once it is compiled.
 
-    Each takes an array for each slot that lies outside of the arena; arrays on their memory replace phantoms.
+    Each takes an array for each slot that lies outside of the arena; arrays on their memory replace abstract arrays.
     """
 
     def __init__(self, outside: Outside) -> None:
@@ -54,7 +54,7 @@ class Code:
         self._local: dict[Any, str] = {}
         self._placing: dict[str, str] = {}
         self._used: list[str] = []
-        self._table = Table(lambda x: outside.place(x) if type(x) is Phantom else None)
+        self._table = Table(lambda x: outside.place(x) if type(x) is AbstractArray else None)
         self._entries: dict[str, int] = {}
         """The numbers of entries that can be changed."""
         self._calls = 0
@@ -118,7 +118,7 @@ class Code:
         f: Any
         f, args = call
         keywords: dict[str, Any] = {}
-        if isinstance(f, partial) and any(type(x) is Phantom for x in (*f.args, *f.keywords.values())):
+        if isinstance(f, partial) and any(type(x) is AbstractArray for x in (*f.args, *f.keywords.values())):
             f, args, keywords = f.func, (*f.args, *args), f.keywords
         said = [self._said(x, own and f"{own}_{i}") for i, x in enumerate((f, *args))]
         named = [f"{name}={self._said(x, own and f'{own}_{name}')}" for name, x in keywords.items()]
@@ -126,9 +126,9 @@ class Code:
 
     def _said(self, x: Any, own: str | None) -> str:
         """The text of a value: its name; of arrays on memory of the call, and of lists with such, an expression."""
-        if type(x) is Phantom:
+        if type(x) is AbstractArray:
             return self._placed(x)
-        if type(x) in (list, tuple) and any(type(y) is Phantom for y in x):
+        if type(x) in (list, tuple) and any(type(y) is AbstractArray for y in x):
             parts = [self._said(y, own and f"{own}_{i}") for i, y in enumerate(x)]
             return f"[{', '.join(parts)}]" if type(x) is list else f"({', '.join(parts)},)"
         if own is None:
@@ -136,7 +136,7 @@ class Code:
         self._values[own] = x
         return own
 
-    def _placed(self, x: Phantom) -> str:
+    def _placed(self, x: AbstractArray) -> str:
         """The name of an array on memory of the call."""
         number, offset = self._outside.place(x)
         key = number, offset, x.shape, x.strides, x.dtype

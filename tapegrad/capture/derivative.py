@@ -19,7 +19,7 @@ from tapegrad.core.aval import ShapedArray, shaped
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell
 from tapegrad.device import Device, dtypes
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.tensor import Tensor
 from tapegrad.variable import Variable
 
@@ -176,7 +176,7 @@ def _captured(call: Call, f: Callable[..., Any], args: Sequence[Any], named: dic
     if weighed:
         grads = tape.gradient([leaves[i] for i in weighed], wanted, output_gradients=cts)
     found = [g for g in grads if g is not None]
-    fill([g._buffer for g in found])
+    realize([g._buffer for g in found])
     whole = Whole(
         forward, call.recorder.steps[steps:], [call.output(g) for g in found], found, call.arguments, arguments,
         [t._buffer.node.aval for t in call.tensors], call.recorder.cells.views,

@@ -15,7 +15,7 @@ from tapegrad.capture.program import Write
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Cell, Seen, lookout, shadowed
 from tapegrad.core.state import during
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.errors import FunctionError
 from tapegrad.remat.budget.budget import yielding
 from tapegrad.tensor import Tensor
@@ -102,8 +102,8 @@ def eager(
             result = during(called, f, args, named, batches=(_LOOK,))
             nest.refuse_hidden("tg.function", result)
             if room is not None:
-                fill([x._buffer for x in nest.flatten(result) if type(x) is Tensor])
-                fill([content for content in writes.values() if isinstance(content, Buffer)])
+                realize([x._buffer for x in nest.flatten(result) if type(x) is Tensor])
+                realize([content for content in writes.values() if isinstance(content, Buffer)])
         if then is not None:
             then(result)
     for cell, content in writes.items():

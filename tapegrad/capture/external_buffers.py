@@ -1,6 +1,6 @@
 """Outside of the arena: arguments that are read where they lie, results that are written where the caller gets them.
 
-Such a slot has other memory in each call.  When a task's calls are made, phantoms stand for its arrays
+Such a slot has other memory in each call.  When a task's calls are made, abstract arrays stand for its arrays
 (``device/abstract_array.py``); the code of a replay has arrays on the memory of the present call in their place.
 """
 
@@ -17,7 +17,7 @@ from tapegrad.capture.program import SMALL, Kind, Program, Slot, Step, View, res
 from tapegrad.core.aval import ShapedArray
 from tapegrad.core.primitive import Primitive
 from tapegrad.device import CPU, Device, abstract_array, dtypes
-from tapegrad.device.abstract_array import Phantom
+from tapegrad.device.abstract_array import AbstractArray
 from tapegrad.device.types import Array
 from tapegrad.engine.task import Call
 from tapegrad.errors import DryRunError
@@ -48,7 +48,7 @@ def places(program: Program) -> list[Place]:
 
 
 class Outside:
-    """Slots that lie outside of the arena, by numbers, and the phantoms that stand for them."""
+    """Slots that lie outside of the arena, by numbers, and the abstract arrays that stand for them."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.numbers = {id(slot): i for i, slot in enumerate(slots)}
@@ -56,13 +56,13 @@ class Outside:
         places = sorted((x.ctypes.data, i) for i, x in enumerate(self._whole))
         self._starts, self._order = [start for start, _ in places], [i for _, i in places]
 
-    def stand_in(self, view: View) -> Phantom:
+    def stand_in(self, view: View) -> AbstractArray:
         """What stands for a view of such a slot."""
         whole = self._whole[self.numbers[id(view.slot)]].view(CPU.xp.ndarray)
-        return CPU.placed(whole, view.offset, view.shape, view.dtype, view.strides).view(Phantom)
+        return CPU.placed(whole, view.offset, view.shape, view.dtype, view.strides).view(AbstractArray)
 
-    def place(self, x: Phantom) -> tuple[int, int]:
-        """Of which slot a phantom is a part, and how many bytes after its beginning the first element lies."""
+    def place(self, x: AbstractArray) -> tuple[int, int]:
+        """Of which slot an abstract array is a part, and how many bytes after its beginning the first element lies."""
         address = x.ctypes.data
         k = bisect_right(self._starts, address) - 1
         return self._order[k], address - self._starts[k]
@@ -93,21 +93,22 @@ def _do(calls: Callable[..., list[Call]], reads: list[Array], writes: list[Array
 
 
 def is_open(call: Call) -> bool:
-    """Whether all phantoms of a call are where code can put arrays in their place: arguments, or items of these."""
+    """Whether code can replace all abstract arrays of a call: they are arguments, or items of these."""
     f: Any
     f, args = call
     if isinstance(f, partial):
         f, args = f.func, (*args, *f.args, *f.keywords.values())
     return is_free(f) and all(
-        type(x) is Phantom or all(type(y) is Phantom or is_free(y) for y in (x if type(x) in (list, tuple) else (x,)))
+        type(x) is AbstractArray
+        or all(type(y) is AbstractArray or is_free(y) for y in (x if type(x) in (list, tuple) else (x,)))
         for x in args
     )
 
 
 def is_free(x: Any) -> bool:
-    """Whether no phantom is inside."""
+    """Whether no abstract array is inside."""
     if isinstance(x, CPU.xp.ndarray):
-        return type(x) is not Phantom
+        return type(x) is not AbstractArray
     if isinstance(x, (list, tuple)):
         return all(map(is_free, x))
     if isinstance(x, dict):

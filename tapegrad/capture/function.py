@@ -30,7 +30,7 @@ from tapegrad.capture.taped import TapedCall, TapedEntry
 from tapegrad.core import locks
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.core.storage import METER
-from tapegrad.engine.abstract_evaluation import Dry
+from tapegrad.engine.abstract_evaluation import AbstractExecutor
 from tapegrad.engine.delegating_executor import lowest
 from tapegrad.errors import BudgetError, FunctionError, warn
 from tapegrad.remat.budget.budget import yielding
@@ -143,7 +143,11 @@ class Function(Generic[P, R]):
         return f"<tg.function of {getattr(self._f, '__qualname__', self._f)!s}, {len(self._entries)} signatures>"
 
     def __call__(self, /, *args: P.args, **named: P.kwargs) -> R:
-        if thread.batches or isinstance(lowest(), Dry) or (thread.recorders and not _by_tapes(thread.recorders)):
+        if (
+            thread.batches
+            or isinstance(lowest(), AbstractExecutor)
+            or (thread.recorders and not _by_tapes(thread.recorders))
+        ):
             self.stats.fell_back("called inside a transformation or another captured function: inlined")
             return self._f(*args, **named)
         with self._lock:
@@ -325,7 +329,7 @@ class Function(Generic[P, R]):
         key, _, tensors = signature(args, {})
         entry = self._taped.get(key)
         limited = METER.limit != inf or self._budget != inf
-        if entry is None or limited or thread.batches or isinstance(lowest(), Dry):
+        if entry is None or limited or thread.batches or isinstance(lowest(), AbstractExecutor):
             return key, tensors, None
         return key, tensors, entry.call
 

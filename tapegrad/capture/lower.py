@@ -17,7 +17,7 @@ from tapegrad.capture import arena
 from tapegrad.capture.external_buffers import Outside
 from tapegrad.capture.program import Kind, Program, Slot, Step, View, pruned, results
 from tapegrad.device import CPU
-from tapegrad.device.abstract_array import Phantom
+from tapegrad.device.abstract_array import AbstractArray
 from tapegrad.device.types import Array
 from tapegrad.engine.task import Call, into
 from tapegrad.errors import DryRunError
@@ -118,7 +118,7 @@ class _Lowering:
         lowered, written = [], dict[int, Slot]()
 
         def view(x: Any) -> View:
-            if type(x) is not Phantom:
+            if type(x) is not AbstractArray:
                 lies = x.ctypes.data, x.shape, x.strides, x.dtype
                 slot = self._constants.setdefault(lies, Slot(Kind.CONSTANT, x.nbytes, x))
                 return View(slot, 0, x.shape, x.strides, x.dtype)
@@ -156,7 +156,9 @@ def _part(f: Any, args: tuple[Any, ...]) -> _Part | None:
     else:
         return None
     arrays = (*part.reads, part.write)
-    known = type(part.write) is Phantom and all(isinstance(x, _XP.ndarray) and x.dtype.kind != "c" for x in arrays)
+    known = type(part.write) is AbstractArray and all(
+        isinstance(x, _XP.ndarray) and x.dtype.kind != "c" for x in arrays
+    )
     return part if known and (part.write.size > 1 or not part.in_place) else None
 
 

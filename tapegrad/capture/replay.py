@@ -170,7 +170,7 @@ class Replay:
         return calls
 
     def _calls_in_code(self, i: int) -> list[Any]:
-        """Those of ``_calls``; phantoms stand for what lies outside of the arena."""
+        """Those of ``_calls``; abstract arrays stand for what lies outside of the arena."""
         step = self.program.steps[i]
         return self._outside.calls(step, self.memory.array) if self._outside.uses(step) else self._calls(i)
 

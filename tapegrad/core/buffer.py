@@ -1,4 +1,4 @@
-"""Buffers: the cache slots of values.  Device bytes live here and nowhere else.
+"""Buffers: the slots of values.  Device bytes live here and nowhere else.
 
 A buffer is *filled*, or its ``array`` is None, and it is one of these:
 
@@ -6,8 +6,8 @@ A buffer is *filled*, or its ``array`` is None, and it is one of these:
 * *postponed*: its node, of any kind, is applied to ``inputs`` when its value is needed, or never;
 * *evicted*: it was filled, and a budget took its bytes; its ``recipe`` says how to recompute them.
 
-Whoever needs bytes asks ``engine/realize.py``, which fills a buffer of any kind.  Bytes live as long as someone refers
-to the buffer, or until they are evicted.  There are no cycles, so they are freed at their last use.
+Code that needs bytes asks ``engine/realize.py``, which fills a buffer of any kind.  Bytes live as long as the buffer is
+referenced, or until they are evicted.  There are no cycles, so they are freed at their last use.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ NOTHING: tuple[Buffer, ...] = ()
 PLAIN, POSTPONED, EVICTED = range(3)
 """States of a buffer: filled or pending; postponed; evicted.  The last two hold while its array is None."""
 fills = 0
-"""How often a buffer has got its bytes, or lost them; as long as it is the same, results of a walk over them hold."""
+"""How often a buffer was filled or emptied; while it is unchanged, results of a traversal of buffers hold."""
 
 
 class Buffer:
-    """The cache slot of ``node``'s value.
+    """The slot of ``node``'s value.
 
     ``inputs``: of a pending buffer, what its recipe reads; ``base``: of a filled view, the buffer that owns its bytes;
     ``span``: upper bounds on the pending nodes and the filled arrays that its evaluation takes in, and what the engine
@@ -68,9 +68,9 @@ class Buffer:
             _allocate(self)
 
     def fill(self, array: Any) -> None:
-        """Give a buffer without bytes its ``array``; it lets go of what it was to be computed from."""
+        """Give a buffer without bytes its ``array``, and release what it was to be computed from."""
         global fills
-        if self.array is not None:  # an eviction in another thread was given up
+        if self.array is not None:  # an eviction by another thread was undone
             return
         fills += 1
         before = self.inputs, self.span, self.loop
@@ -80,7 +80,7 @@ class Buffer:
             _allocate(self)
             counted = True
         finally:
-            if not counted:  # bytes that nobody counts must not stay
+            if not counted:  # uncounted bytes must not stay
                 self.array = None
                 self.inputs, self.span, self.loop = before
         self.state = PLAIN
@@ -93,20 +93,20 @@ class Buffer:
         return self
 
     def evict(self, recipe: Any, in_use_too: bool = False) -> bool:
-        """Let go of the bytes, which ``recipe`` recomputes; False, and the buffer keeps them, if something uses them.
+        """Empty the buffer, whose value ``recipe`` recomputes; False, and it stays filled, if its array is in use.
 
-        ``in_use_too``: let go of them all the same.
-        An interrupt between two statements leaves a buffer that is filled, or one that is evicted.
+        ``in_use_too``: empty it all the same.
+        An interrupt between two statements leaves a buffer that is either filled or evicted.
         """
         array, storage, owner, excerpt = self.array, self.storage, None, None
-        if array.nbytes:  # else there is nothing that could be in use
+        if array.nbytes:  # an empty array is never in use
             owner = owner_of(array)
             if owner is None or (owner is not array and (excerpt := Excerpt.of(array, owner)) is None):
                 return False
         weak = None if owner is None else ref(owner)
         del array, owner
         self.hide(recipe)
-        owner = None if weak is None else weak()  # a kernel under way, another thread, or an export has it
+        owner = None if weak is None else weak()  # a running kernel, another thread, or an export holds it
         if owner is not None and not in_use_too:
             self.array, self.state = owner if excerpt is None else excerpt.of_owner(owner), PLAIN
             return False
@@ -114,7 +114,7 @@ class Buffer:
         return True
 
     def hide(self, recipe: Any) -> None:
-        """Let go of the array, which ``recipe`` recomputes: that of a view, or one that is not there yet."""
+        """Empty a buffer that owns no bytes, a view or a pending one; ``recipe`` recomputes its value."""
         global fills
         fills += 1
         self.recipe, self.state = recipe, EVICTED
@@ -128,12 +128,12 @@ class Buffer:
         return recipe is not None and bool(recipe.session)
 
     def root(self) -> Buffer:
-        """The buffer that owns the bytes of a filled buffer: itself, or a view's base."""
+        """Return the buffer that owns the bytes of a filled buffer: itself, or a view's base."""
         return self.base or self
 
 
 def owner_of(array: Any) -> Any:
-    """The array whose memory ``array`` shows: it lives as long as any view of it; None: that cannot be known."""
+    """Return the array that owns the memory of ``array``, and lives as long as any view of it; None if unknown."""
     while type(base := getattr(array, "base", None)) is type(array):
         array = base
     return array if type(array).__weakrefoffset__ else None
@@ -150,7 +150,7 @@ class Excerpt(NamedTuple):
 
     @staticmethod
     def of(array: Any, owner: Any) -> Excerpt | None:
-        """Return how ``array`` shows ``owner``; None: not by neighbouring bytes."""
+        """Return ``array`` as an excerpt of ``owner``; None if its bytes are not contiguous there."""
         order = sorted(range(array.ndim), key=lambda i: -array.strides[i])
         dense = array.transpose(order)
         if not (owner.flags.c_contiguous and dense.flags.c_contiguous):
@@ -160,7 +160,7 @@ class Excerpt(NamedTuple):
         return Excerpt(start, start + array.nbytes, array.dtype, dense.shape, axes)
 
     def of_owner(self, owner: Any) -> Any:
-        """The array."""
+        """Return the array as a view of ``owner``."""
         part = owner.reshape(-1).view("u1")[self.start : self.stop]
         return part.view(self.dtype).reshape(self.shape).transpose(self.axes)
 

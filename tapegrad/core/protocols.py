@@ -146,7 +146,7 @@ class Executor(Protocol):
         """Cotangents of what a node read, by the steps of its rules: arrays or buffers; None: they do not apply."""
 
     def device(self, device: Any) -> Any:
-        """What stands for ``device``: itself, or in a dry run one that lends phantoms."""
+        """What stands for ``device``: itself, or in a dry run one that lends abstract arrays."""
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
         """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
@@ -177,7 +177,7 @@ class Executor(Protocol):
     def operands(self) -> Any:
         """Copies of the arrays that users have passed as operands (``engine/operands.py``)."""
 
-    def phantom(self, array: Any, node: Node) -> Any:
+    def concrete(self, array: Any, node: Node) -> Any:
         """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError outside of one."""
 
     def named(self, buffer: Buffer, name: str) -> None:

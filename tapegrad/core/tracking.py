@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Tracker:
-    """Counts nothing and refuses nothing; each docstring says what is reported to a subclass."""
+    """Counts nothing and refuses nothing; each docstring says what the engine reports by the call."""
 
     # Operations ------------------------------------------------------------------------------------------------
 

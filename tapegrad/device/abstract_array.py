@@ -1,9 +1,9 @@
-"""Phantom arrays: shape, dtype and strides without memory, so that a program can be followed without computing it.
+"""Abstract arrays: shape, dtype and strides without memory, to follow a program without computing it.
 
-In a *dry run* of a thread (``engine.dry_run.Dry``) every array that the engine would compute is a phantom: an array in
-one region of address space that is mapped read-only and never backed by memory.  Code that reads shapes and strides
-only (views, the cost rule, layouts of kernels) works on phantoms unchanged; code that would compute with one raises
-DryRunError.  Phantoms stand for the arrays of every device.
+In a *dry run* of a thread (``engine/abstract_evaluation.py``) every array that the engine would compute is an abstract
+array: an array in one region of address space that is mapped read-only and never backed by memory.  Code that reads
+shapes and strides only (views, the cost rule, layouts of kernels) works on abstract arrays unchanged; code that would
+compute with one raises DryRunError.  Abstract arrays stand for the arrays of every device.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _GRAIN = 512  # what device memory is aligned to, at least
 
 class _Here(threading.local):
     at = 0
-    """Where in the region the next phantom of this thread lies."""
+    """Where in the region the next abstract array of this thread lies."""
     counted = False
-    """Whether phantoms stand for memory: their bytes are predicted."""
+    """Whether abstract arrays stand for memory: their bytes are predicted."""
 
 
 here = _Here()
 
 
-class Phantom(np.ndarray):
+class AbstractArray(np.ndarray):
     """An array without contents."""
 
     __slots__ = ()
@@ -54,13 +54,13 @@ class Phantom(np.ndarray):
         raise unread("an array")
 
     def __repr__(self) -> str:
-        return f"Phantom({self.dtype.name}{list(self.shape)})"
+        return f"AbstractArray({self.dtype.name}{list(self.shape)})"
 
     def fill(self, value: object) -> None:
         """Nothing is written."""
 
 
-METER.uncounted[Phantom] = lambda: not here.counted
+METER.uncounted[AbstractArray] = lambda: not here.counted
 
 
 def begin() -> None:
@@ -69,8 +69,8 @@ def begin() -> None:
 
 
 def real(array: Any, node: object) -> Any:
-    """``array``, the value of ``node``, which is to be read.  Raises DryRunError if it is a phantom."""
-    if is_phantom(array):
+    """``array``, the value of ``node``, which is to be read.  Raises DryRunError if it is an abstract array."""
+    if is_abstract(array):
         raise unread(repr(node))
     return array
 
@@ -84,9 +84,9 @@ def unread(what: str) -> DryRunError:
     )
 
 
-def is_phantom(x: object) -> bool:
+def is_abstract(x: object) -> bool:
     """Whether ``x``, what a buffer holds, has no contents."""
-    return type(x) is Phantom or (type(x) is HostScalar and type(x.value) is Phantom)
+    return type(x) is AbstractArray or (type(x) is HostScalar and type(x.value) is AbstractArray)
 
 
 @cache
@@ -108,8 +108,8 @@ def _start() -> int:
     return np.frombuffer(region(), np.uint8, 1).ctypes.data % _GRAIN
 
 
-def _lying(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None, address: int = 0) -> Phantom:
-    """A phantom at a place of its own; ``address``: where it begins, modulo the alignment of device memory."""
+def _lying(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None, address: int = 0) -> AbstractArray:
+    """An abstract array at a place of its own; ``address``: where it begins, modulo the alignment of device memory."""
     below, above = 0, prod(shape) * dtype.itemsize
     if strides is not None:
         reach = [(n - 1) * s for n, s in zip(shape, strides, strict=True) if n]
@@ -122,36 +122,36 @@ def _lying(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None
     offset = here.at - below
     offset += (address - _start() - offset) % _GRAIN
     here.at += -(-room // _GRAIN) * _GRAIN
-    return np.ndarray.__new__(Phantom, shape, dtype, region(), offset, strides)
+    return np.ndarray.__new__(AbstractArray, shape, dtype, region(), offset, strides)
 
 
-def empty(shape: tuple[int, ...], dtype: DType) -> Phantom:
-    """A C-contiguous phantom."""
+def empty(shape: tuple[int, ...], dtype: DType) -> AbstractArray:
+    """A C-contiguous abstract array."""
     return _lying(tuple(shape), dtype, None)
 
 
-def strided(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> Phantom:
-    """A phantom of these strides (bytes)."""
+def strided(shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> AbstractArray:
+    """An abstract array of these strides (bytes)."""
     return _lying(shape, dtype, strides)
 
 
 def like(x: Array) -> Array:
-    """A phantom that lies as the array ``x`` does (a phantom is itself)."""
-    if type(x) is Phantom:
+    """An abstract array that lies as the array ``x`` does (an abstract array is itself)."""
+    if type(x) is AbstractArray:
         return x
     address = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
     return _lying(x.shape, x.dtype, x.strides, address)
 
 
 def adopted(x: Any, dtype: DType) -> Any:
-    """An array given by the user as one of ``dtype``: itself where that takes no memory, else a phantom."""
-    if type(x) is not Phantom and x.dtype == dtype and x.flags.c_contiguous:
+    """An array given by the user as one of ``dtype``: itself where that takes no memory, else an abstract array."""
+    if type(x) is not AbstractArray and x.dtype == dtype and x.flags.c_contiguous:
         return x
     return empty(x.shape, dtype)
 
 
 def viewed(prim: View, x: Any, params: Params, aval: ShapedArray) -> Any:
-    """What a view primitive makes of ``x``: a view (of a real array a real one), or a phantom where it has to copy."""
+    """Apply a view primitive to ``x``: return a view, or an abstract array where it has to copy."""
     near = like(x)
     if prim.copies:
         view = reshaped(near, aval.shape)
@@ -162,7 +162,7 @@ def viewed(prim: View, x: Any, params: Params, aval: ShapedArray) -> Any:
             return fresh
     if near is not x:
         return prim.impl(aval.device.xp, x, **params)
-    return prim.impl(np, x.view(np.ndarray), **params).view(Phantom)
+    return prim.impl(np, x.view(np.ndarray), **params).view(AbstractArray)
 
 
 def reshaped(x: Array, shape: tuple[int, ...]) -> Any:
@@ -180,7 +180,7 @@ def reshaped(x: Array, shape: tuple[int, ...]) -> Any:
 _COPY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
 
-def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> Phantom:
+def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> AbstractArray:
     """What a ufunc makes of small arrays where it chooses the layout: NumPy keeps the order of the operands' axes."""
     if all(x.flags.c_contiguous for x in arrays):
         return empty(aval.shape, aval.dtype)
@@ -192,6 +192,6 @@ def of_ufunc(arrays: Sequence[Array], aval: ShapedArray) -> Phantom:
     return _lying(aval.shape, aval.dtype, walk.operands[-1].strides)
 
 
-def reduced(reduce: Callable[[Array], Array], x: Array, aval: ShapedArray) -> Phantom:
+def reduced(reduce: Callable[[Array], Array], x: Array, aval: ShapedArray) -> AbstractArray:
     """What ``reduce(x)`` makes of a small array on the CPU: it runs, on zeros, since NumPy chooses the layout."""
     return _lying(aval.shape, aval.dtype, reduce(x.view(np.ndarray)).strides)

@@ -1,4 +1,4 @@
-"""Devices of dry runs: they lend phantoms, launch nothing, have no library, and answer all else as real devices do."""
+"""Devices of dry runs: they lend abstract arrays, launch nothing, and else answer as the real devices do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tapegrad.device.probe import is_array
 from tapegrad.device.types import Array, DType
 
 
-class DryDevice(Device):
+class AbstractDevice(Device):
     """What stands for ``device``, so that works can tell of their passes over memory.  Its ``xp`` is None."""
 
     __slots__ = ("_device",)
@@ -26,15 +26,15 @@ class DryDevice(Device):
         self._device = device
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """A phantom."""
+        """An abstract array."""
         return abstract_array.empty(shape, dtype)
 
     def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Any:
-        """An array of the user's: itself where that takes no memory, else a phantom.  Raises NotATensorError."""
+        """Return the user's array itself where that takes no memory, else an abstract one.  Raises NotATensorError."""
         if (
             self._device is not CPU
             and not isinstance(x, HostScalar)
-            and (is_array(x) or type(x) is abstract_array.Phantom)
+            and (is_array(x) or type(x) is abstract_array.AbstractArray)
         ):
             return abstract_array.adopted(x, x.dtype if dtype is None else dtype)
         array = CPU.array(x, dtype, copy=False) if not isinstance(x, np.ndarray) else unmasked(x)
@@ -43,7 +43,7 @@ class DryDevice(Device):
             return array
         cuda_types.known("asarray", array.dtype)
         if not array.ndim:
-            return HostScalar(array if type(array) is abstract_array.Phantom else np.array(array), self._device)
+            return HostScalar(array if type(array) is abstract_array.AbstractArray else np.array(array), self._device)
         return abstract_array.empty(array.shape, array.dtype)
 
     def numpy(self, x: Array) -> Array:
@@ -92,7 +92,7 @@ class DryDevice(Device):
         return self._device.cudnn  # type: ignore[attr-defined]  # asked of a GPU alone
 
     @property
-    def checks(self) -> DryDevice:
+    def checks(self) -> AbstractDevice:
         """What kernels would find wrong: nothing."""
         return self
 
@@ -104,6 +104,6 @@ class DryDevice(Device):
 
 
 @cache
-def dry(device: Device) -> DryDevice:
+def dry(device: Device) -> AbstractDevice:
     """What stands for ``device`` in a dry run."""
-    return DryDevice(device)
+    return AbstractDevice(device)

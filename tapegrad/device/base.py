@@ -93,7 +93,7 @@ class Device(ABC):
     def limit(self, nbytes: int | None) -> None:
         """Let the pool hold at most so many bytes, used and unused; None: the limit as it was before."""
 
-    def make_way(self, nbytes: int) -> None:
+    def free_idle(self, nbytes: int) -> None:
         """Make room for ``nbytes`` beside the pool: free idle blocks if they do not fit within the limit."""
         return
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tapegrad.device import probe
-from tapegrad.device.abstract_array import Phantom
+from tapegrad.device.abstract_array import AbstractArray
 from tapegrad.device.base import Device
 from tapegrad.device.types import Array
 
@@ -25,7 +25,7 @@ def location(x: object, device: Device) -> tuple[Array, Hashable] | None:
     """
     array: Any = x
     if isinstance(x, np.ndarray):
-        if x.nbytes < _LEAST or isinstance(x, (np.ma.MaskedArray, Phantom)):
+        if x.nbytes < _LEAST or isinstance(x, (np.ma.MaskedArray, AbstractArray)):
             return None
         address = array.__array_interface__["data"][0]
     elif probe.is_array(x) and array.nbytes >= _LEAST and device.kind == "cuda" and array.device.id == device.index:

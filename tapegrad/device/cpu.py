@@ -44,12 +44,12 @@ class CPUDevice(Device):
 
     def limit(self, nbytes: int | None) -> None:
         """Free idle blocks of the host pool, which heeds the meter's limit; it refuses no request."""
-        POOL.make_way(0)
+        POOL.free_idle(0)
 
-    def make_way(self, nbytes: int) -> None:
+    def free_idle(self, nbytes: int) -> None:
         """Free idle blocks of the pool if ``nbytes`` do not fit beside them."""
         if nbytes >= LEAST:
-            POOL.make_way(nbytes)
+            POOL.free_idle(nbytes)
 
     def array(self, x: Any, dtype: DType | None = None, copy: bool = True) -> Array:
         """``x`` as a NumPy array; an array on another device is fetched.  Raises NotATensorError."""
@@ -65,7 +65,7 @@ class CPUDevice(Device):
         array, fresh = checked(array, type(x).__name__, dtype)
         if fresh or not copy:
             return array
-        self.make_way(array.nbytes)
+        self.free_idle(array.nbytes)
         return np.array(array, order="C")
 
     def numpy(self, x: Array) -> Array:

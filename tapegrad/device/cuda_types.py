@@ -55,7 +55,9 @@ def index(n: int, wide: bool) -> Any:
 def is_argument(x: Any) -> bool:
     """Whether a leaf is a number on the host, which a kernel takes by value (so is a 0-d array of the CPU's)."""
     return (
-        not x.ndim and type(x) is not abstract_array.Phantom and (isinstance(x, np.ndarray) or hasattr(x, "on_device"))
+        not x.ndim
+        and type(x) is not abstract_array.AbstractArray
+        and (isinstance(x, np.ndarray) or hasattr(x, "on_device"))
     )
 
 

@@ -60,10 +60,10 @@ _relieve: Callable[[int], bool] = lambda nbytes: False
 _explain: Callable[[], str] = lambda: ""
 
 
-def helpers(relieve: Callable[[int], bool], explain: Callable[[], str]) -> None:
-    """``relieve(nbytes)`` drops about so many bytes, or answers False; ``explain()`` tells what is alive."""
+def helpers(free_device_memory: Callable[[int], bool], explain: Callable[[], str]) -> None:
+    """``free_device_memory(nbytes)`` evicts about ``nbytes`` or returns False; ``explain()`` says what is alive."""
     global _relieve, _explain
-    _relieve, _explain = relieve, explain
+    _relieve, _explain = free_device_memory, explain
 
 
 def retried(error: MemoryError, device: Device, what: str, nbytes: int, make: Callable[[], object]) -> Any:

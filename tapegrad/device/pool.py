@@ -81,7 +81,7 @@ class HostPool:
         self._take_back()
         return self._idle
 
-    def make_way(self, nbytes: int) -> None:
+    def free_idle(self, nbytes: int) -> None:
         """So many bytes are to be taken from the system: give up idle blocks for them, if there is a limit."""
         self._take_back()
         with self._lock:

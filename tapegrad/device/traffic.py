@@ -43,7 +43,7 @@ def spread(xp: Namespace, x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def contiguous(xp: Namespace, x: Any, into: Any = None) -> Any:
-    """``x`` in C order: itself, or a copy, in ``into`` if given (a phantom where there is no library, in a dry run)."""
+    """Return ``x`` in C order: itself, or a copy, in ``into`` if given (in a dry run an abstract array)."""
     if x.flags.c_contiguous:
         return x
     passed(extent(x), x.nbytes)

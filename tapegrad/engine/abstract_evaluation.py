@@ -21,7 +21,7 @@ from tapegrad.errors import DryRunError
 T = TypeVar("T")
 
 
-class Dry(Executor):
+class AbstractExecutor(Executor):
     """Follows shapes and layouts; nothing is computed but what was asked for before ``since``, a node's index."""
 
     def __init__(self, since: int) -> None:
@@ -40,7 +40,7 @@ class Dry(Executor):
         return steps.run(ct, residuals)
 
     def viewed(self, node: Node, array: Array) -> Array:
-        """A phantom of it."""
+        """An abstract array of it."""
         return self.do(lowering.Application(node.prim, [array], node.params, node.aval))[0]
 
     def _temporaries(self, task: Task) -> list[Array]:
@@ -54,7 +54,7 @@ class Dry(Executor):
         return temporaries, results
 
     def device(self, device: Device) -> Device:
-        """A device that lends phantoms."""
+        """A device that lends abstract arrays."""
         return dry(device)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
@@ -83,10 +83,10 @@ class Dry(Executor):
         """Those of this run; they are dropped with it."""
         return self._operands
 
-    def phantom(self, array: Array, node: Node) -> Array:
+    def concrete(self, array: Array, node: Node) -> Array:
         """The array itself."""
         return array
 
     def do(self, task: Task, temporaries: list[Array] | None = None) -> list[Array]:
-        """Phantoms of the arrays that ``task`` would write."""
-        return task.phantoms()
+        """Abstract arrays of the arrays that ``task`` would write."""
+        return task.abstract_outputs()

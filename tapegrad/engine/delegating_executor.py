@@ -17,12 +17,12 @@ T = TypeVar("T")
 def lowest() -> Executor:
     """The lowest executor of this thread: the one in force without those over it."""
     executor = thread.executor
-    while isinstance(executor, Above):
+    while isinstance(executor, DelegatingExecutor):
         executor = executor.below
     return executor
 
 
-class Above:
+class DelegatingExecutor:
     """An executor over the one in force: what it does not do itself, that one does."""
 
     below: Executor

@@ -1,9 +1,9 @@
-"""The executor applies primitives, now or later, and does their tasks.
+"""The executor applies primitives, at once or lazily, and runs the tasks that compute them.
 
-:class:`Executor` reserves bytes with the tracker in force (``core/tracking.py``), whichever it is, and reports all
-work to it.  A thread may have an executor of its own: a dry run (``dry_run.py``), a rerun (``above.py``).
+:class:`Executor` reserves bytes with the tracker in force (``core/tracking.py``) and reports all work to it.  A thread
+may have an executor of its own: abstract evaluation (``abstract_evaluation.py``), a rerun (``delegating_executor.py``).
 
-Only elementwise nodes are lazy.  Barriers run when they are recorded; views are made at once and own no bytes.
+Only elementwise nodes are lazy.  Barriers run when they are recorded; views are created at once and own no bytes.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from tapegrad.device.oom_retry import retried
 from tapegrad.device.types import Array
 from tapegrad.engine import lowering, region
 from tapegrad.engine.operands import Operands
-from tapegrad.engine.realize import announce, apart, array_of, arrays_of, fill, gather, postponed, waiting_below
+from tapegrad.engine.realize import announce, apart, array_of, arrays_of, gather, postponed, realize, waiting_below
 from tapegrad.engine.task import Task
 
 T = TypeVar("T")
 CONSTANTS: dict[Any, Buffer] = {}
 OPERANDS = Operands()
 _LEAST_CREATED = 2**20
-"""Bytes of a new array for which room is made before it is made; for less it is made when the bytes are counted."""
+"""Memory for a new array of at least so many bytes is reserved before it is created; for less, when it is counted."""
 
 
 class Executor:
-    """Does tasks, and reports them to the tracker in force."""
+    """Runs tasks, and reports them to the tracker in force."""
 
     keeps_arrays = False
 
     # Applications, recorded ------------------------------------------------------------------------------------
 
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of a primitive, recorded."""
+        """Apply a primitive, and report the node to the recorders; return the buffer of its value."""
         out = self.run_barrier(node, inputs) if node.site is None else self.run_elementwise(node, inputs)
         announce(node, inputs, out)
         return out
 
     def named(self, buffer: Buffer, name: str) -> None:
-        """The user calls a value ``name``."""
+        """Note that the user calls a value ``name``."""
 
     def device(self, device: Device) -> Device:
-        """What stands for ``device``: itself."""
+        """Return the device on which this executor allocates for ``device``: itself."""
         return device
 
     def pull(self, steps: Steps, ct: Any, residuals: Sequence[Buffer]) -> Sequence[Any] | None:
-        """Cotangents of what a node read, by the listed steps of its rules: arrays, or buffers where somebody counts.
+        """Return the cotangents of a node's operands by the listed steps of its rules: arrays, or buffers if counted.
 
         ``ct``: an array or a buffer.  None: some value is not there, so the rules themselves must run.
         """
@@ -65,68 +65,68 @@ class Executor:
         return counted or steps.run(ct, residuals)
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
+        """Return ``f()``, which depends on values; in abstract evaluation, which has none, ``otherwise``."""
         return f()
 
     def happened(self, f: Callable[[], object]) -> None:
-        """Call ``f``, which tells of something that has happened."""
+        """Call ``f``, which reports an event."""
         f()
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` returns, which depends on values, and on which later tasks depend."""
+        """Return ``f()``, which depends on values and on which later tasks depend."""
         return self.in_earnest(f, otherwise)
 
     def index(self, t: Any) -> Any:
-        """The value of an integer: what it selects is a view."""
+        """Return the value of an integer tensor, which selects a view."""
         return t.item()
 
     def number(self, f: Callable[[], Any]) -> Any:
-        """What ``f()`` returns: a number that may differ at each call."""
+        """Return ``f()``, a number that may differ at each call."""
         return during(f, batches=()) if thread.batches else f()
 
     def on_values(self, f: Callable[..., object], *arrays: Array) -> bool:
-        """Call ``f``, which raises an error, on arrays.  True: they have values."""
+        """Call ``f``, which may raise, on arrays; return whether they have values."""
         f(*arrays)
         return True
 
     def differentiable(self, node: Node) -> None:
-        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
+        """Check that a backward pass may begin at ``node``.  Raises DryRunError in abstract evaluation."""
 
     @property
     def constants(self) -> MutableMapping[Any, Buffer]:
-        """Shared constants made so far."""
+        """The shared constants created so far."""
         return CONSTANTS
 
     @property
     def operands(self) -> Operands:
-        """Copies of the arrays that users have passed as operands."""
+        """The copies of arrays that users have passed as operands."""
         return OPERANDS
 
-    def phantom(self, array: Array, node: Node) -> Array:
-        """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError."""
+    def concrete(self, array: Array, node: Node) -> Array:
+        """Return ``array``, the abstract value of ``node``, if bytes may be read here.  Raises DryRunError."""
         raise abstract_array.unread(repr(node))
 
     # Applications, not recorded ------------------------------------------------------------------------------
 
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """A buffer for the value of a node: a new one, or ``into``."""
+        """Apply a node without recording it; return the buffer of its value: a new one, or ``into``."""
         f = self.run_barrier if node.site is None else self.run_elementwise
         return f(node, inputs, into)
 
     def run_elementwise(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """A buffer for the value of an elementwise node: filled if it is small, else pending."""
+        """Return a buffer for the value of an elementwise node: filled if it is small, else pending."""
         site: Any = node.site
         if not site.small:
             return self.deferred(node, inputs, into)
         tracker = tracking.current
         tracker.applied(node, inputs)
         arrays = arrays_of(inputs)
-        out = _filled(self.small(site, arrays), node, into)  # memory is freed there, if need be
+        out = _filled(self.small(site, arrays), node, into)  # which frees memory if necessary
         tracker.ran_small(node, arrays)
         return out
 
     def deferred(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """A pending buffer for the value of an elementwise node; a view of a filled one shows its bytes at once."""
+        """Return a pending buffer for an elementwise node; of a view of a filled buffer, one that shows its bytes."""
         prim: Any = node.prim
         if prim.view and (array := inputs[0].array) is not None:
             tracking.current.applied(node, inputs)
@@ -134,12 +134,12 @@ class Executor:
             return Buffer(array, node, base=root) if into is None else into.show(array, root)
         must, span, loop = region.admit(inputs, node.aval)
         if must:
-            fill(must)
+            realize(must)
         tracking.current.applied(node, inputs)
         return _pending(node, inputs, span, loop, into)
 
     def small(self, site: Any, arrays: list[Array]) -> Array:
-        """The value of a small elementwise node, which ``site`` has prepared, from arrays."""
+        """Return the value of a small elementwise node, which ``site`` has prepared, from arrays."""
         aval = site.aval
         if site.ufunc is None:
             out = aval.device.empty(aval.shape, aval.dtype)
@@ -151,7 +151,7 @@ class Executor:
         return array if aval.ndim else aval.device.xp.asarray(array)  # ufuncs turn 0-d arrays into scalars
 
     def run_barrier(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """A buffer for the value of a barrier or view."""
+        """Return a buffer for the value of a barrier or view."""
         prim, aval, tracker = node.prim, node.aval, tracking.current
         if into is None and thread.deferring and waiting_below(node, inputs) is not None:
             return postponed(node, inputs)
@@ -159,7 +159,7 @@ class Executor:
         tracker.applied(node, inputs if beside is None else (*inputs, beside))
         if isinstance(prim, View) and aval.size:
             array = array_of(inputs[0])
-            if not prim.copies or array.flags.c_contiguous:  # it takes no memory and no time
+            if not prim.copies or array.flags.c_contiguous:  # it takes neither memory nor time
                 return self._view(node, inputs[0], self.viewed(node, array), into)
         elif isinstance(prim, Drawn) and aval.device.lazy:
             return _pending(node, (), (1, 0), None, into)  # redrawn by every kernel that needs it, never stored
@@ -171,13 +171,13 @@ class Executor:
             return self._barrier(node, inputs, arrays, into, beside)
 
     def viewed(self, node: Node, array: Array) -> Array:
-        """The array of a view that takes no copy: nothing is asked of the device, so nothing waits."""
+        """Return the array of a view that needs no copy; nothing is asked of the device, so nothing waits."""
         prim: Any = node.prim
         view: Array = prim.impl(node.aval.device.xp, array, **node.params)
         return view
 
     def _view(self, node: Node, source: Buffer, array: Array, into: Buffer | None) -> Buffer:
-        """A buffer for ``array``, a view of ``source``; if it should not keep the rest of that, for a copy of it."""
+        """Return a buffer for ``array``, a view of ``source``, or for a copy if it should not keep the rest alive."""
         aval, root, tracker = node.aval, source.root(), tracking.current
         if tracker.copies_slivers and region.is_sliver(array, aval, root):
             task = lowering.Application(node.prim, [source.array], node.params, aval)
@@ -186,13 +186,13 @@ class Executor:
         return Buffer(array, node, base=root) if into is None else into.show(array, root)
 
     def _reduction(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
-        """A buffer for a reduction that takes a region as its prologue; it may wait to share a kernel."""
+        """Return a buffer for a reduction with a region as its prologue; it may be deferred to share a kernel."""
         source = inputs[0]
         if source.loop is not None or source.state:  # it is computed from results itself
-            fill(inputs)
+            realize(inputs)
         out = _pending(node, inputs, (1, 1), (source.node.aval.shape, node.params["axis"]), into)
         if thread.deferring is None:
-            fill((out,))
+            realize((out,))
         else:
             thread.deferring.append(out)
         return out
@@ -200,7 +200,7 @@ class Executor:
     def _barrier(
         self, node: Node, inputs: tuple[Buffer, ...], arrays: list[Array], into: Buffer | None, beside: Buffer | None
     ) -> Buffer:
-        """A buffer for the value of a barrier that runs now, or of a view that may have to copy."""
+        """Return a buffer for the value of a barrier that runs now, or of a view that may have to copy."""
         prim, aval = node.prim, node.aval
         task = lowering.Application(prim, arrays, node.params, aval, None if beside is None else beside.node.aval)
         do = self._do_reserving if task.scratch_bytes else self.do
@@ -216,7 +216,7 @@ class Executor:
         return self._reported(task, outputs, node, into)
 
     def _do_reserving(self, task: lowering.Application) -> list[Array]:
-        """The arrays that ``task`` writes; the budget and the counts include its scratch."""
+        """Run ``task`` with its scratch memory reserved and counted; return the arrays written."""
         tracker = tracking.current
         if task.category is None:
             scratch = shaped((task.scratch_bytes,), dtypes.uint8, task.device)
@@ -231,7 +231,7 @@ class Executor:
             return self.do(task, temporaries)
 
     def _reported(self, task: Task, outputs: list[Array], node: Node, into: Buffer | None) -> Buffer:
-        """A buffer for the first of the ``outputs`` of ``task``, which is reported to the tracker."""
+        """Return a buffer for the first of the ``outputs`` of ``task``; report the task to the tracker."""
         passes = traffic.taken()
         out = _filled(outputs[0], node, into)
         by_task = task.temporaries or getattr(node.prim, "gathers", False)
@@ -240,7 +240,7 @@ class Executor:
         return out
 
     def values(self, task: lowering.Function) -> list[Buffer]:
-        """Values without a recipe, which ``task`` yields."""
+        """Run ``task``, which yields values without a recipe; return their buffers."""
         if not task.is_kernel and sum(a.nbytes for a in task.avals) < _LEAST_CREATED:
             return self._values(task)  # memory is freed when the bytes are counted
         with tracking.current.reserved(task.avals, task.names):
@@ -252,7 +252,7 @@ class Executor:
         return True
 
     def change(self, task: lowering.Change) -> None:
-        """Do ``task``, which writes into arrays that there are."""
+        """Run ``task``, which writes into existing arrays."""
         self.do(task)
         tracking.current.ran(task.names, task.moves([], []), traffic.taken())
 
@@ -281,7 +281,7 @@ class Executor:
         tracker.ran(task.names, task.moves(outputs, temporaries), scratch=task.scratch_bytes)
 
     def _evaluated(self, kernel: lowering.Kernel) -> tuple[list[Array], list[Array]]:
-        """The temporaries that were lent, and the arrays written."""
+        """Run a kernel's task; return the temporaries lent to it and the arrays written."""
         task = kernel.task
         temporaries = self._temporaries(task) if task.temporaries else []
         return temporaries, self.do(task, temporaries)
@@ -290,7 +290,7 @@ class Executor:
         return task.device.arrays(task.temporaries)
 
     def do(self, task: Task, temporaries: list[Array] | None = None) -> list[Array]:
-        """The arrays that ``task`` writes."""
+        """Run ``task``; return the arrays written."""
         outputs = task.device.arrays(task.writes) if task.writes else []
         if temporaries is None:
             temporaries = self._temporaries(task) if task.temporaries else []

@@ -127,7 +127,7 @@ class Application(Task):
         if isinstance(prim, View):
             result = prim.impl(device.xp, *self.reads, **self.params)
         else:
-            device.make_way(aval.nbytes)
+            device.free_idle(aval.nbytes)
             result = prim.compute(device.xp, self.reads, self.params, aval, None)
         if type(result) is not device.xp.ndarray or result.dtype != aval.dtype:
             result = device.xp.asarray(result, dtype=aval.dtype)
@@ -161,7 +161,7 @@ class Application(Task):
             return prim.calls(xp, *reads, out=out, **params)
         if isinstance(prim, Opaque) and prim.into:
             bound = None
-            if prim.bound is not None and abstract_array.Phantom not in map(type, (*reads, *outputs)):
+            if prim.bound is not None and abstract_array.AbstractArray not in map(type, (*reads, *outputs)):
                 bound = prim.bound(*reads, out=out, **params)
             return [bound or (partial(prim.impl, xp, out=out, **params), tuple(reads))]
         if isinstance(prim, Reduction) and dtypes.accumulator(self.aval.dtype) == self.aval.dtype:
@@ -193,11 +193,11 @@ class Application(Task):
         """The parameters, with present values of live numbers."""
         return {**self.params, **{name: number.now() for name, number in live.items()}}
 
-    def phantoms(self) -> list[Array]:
+    def abstract_outputs(self) -> list[Array]:
         """As the primitive would lay it out; kernels of its own tell of their passes over memory."""
         prim, params, aval = self.prim, self.params, self.aval
         if isinstance(prim, Elementwise):
-            return super().phantoms()
+            return super().abstract_outputs()
         if isinstance(prim, View):
             return [abstract_array.viewed(prim, self.reads[0], params, aval)]
         arrays, device = [abstract_array.like(x) for x in self.reads], dry(self.device)
@@ -252,7 +252,7 @@ class Function(Task):
 
         return [(copied, ())]
 
-    def phantoms(self) -> list[Array]:
+    def abstract_outputs(self) -> list[Array]:
         """C-contiguous ones."""
         return [abstract_array.empty(a.shape, a.dtype) for a in self.avals]
 
@@ -286,6 +286,6 @@ class Change(Task):
         """As much as it reads, and as it writes."""
         return [self._moved]
 
-    def phantoms(self) -> list[Array]:
+    def abstract_outputs(self) -> list[Array]:
         """None: nothing is made."""
         return []

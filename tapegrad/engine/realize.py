@@ -1,7 +1,7 @@
-"""Evaluation: arrays for buffers.  ``fill`` evaluates each pending node once, however many readers it has.
+"""Realization: the only way to the bytes of a buffer.  :func:`realize` evaluates each pending node once.
 
-A rerun of a checkpointed function may postpone nodes of any kind (:func:`postponed`): they are applied, in the order of
-the program, when somebody asks for bytes that need them, and never if nobody does.
+A rerun of a checkpointed function may postpone nodes of any kind (:func:`postponed`): they are applied in program order
+when bytes are requested that depend on them, else never.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _lock = locks.lock()
 
 
 def announce(node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-    """Report a node: first to the tracker, which may have to recompute its value, then the recorders of this thread."""
+    """Report a node to the tracker, which may have to recompute its value, then to the recorders of this thread."""
     recorders = thread.recorders
     if recorders:
         tracking.current.made(node, inputs, out)
@@ -33,12 +33,12 @@ def announce(node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
 
 
 def recompute(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
-    """Return a buffer for the value of a node that has been applied before: ``into``, or a new one; not recorded."""
+    """Apply a node again, without recording it; return the buffer of its value: ``into``, or a new one."""
     return during(thread.executor.run, node, inputs, into, recorders=(), deferring=None)
 
 
 def postponed(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-    """A buffer for a node of any kind that is applied when somebody asks for bytes that need it, or never."""
+    """Return a buffer for a node of any kind, which is applied when bytes that depend on it are requested, or never."""
     out = Buffer(None, node, inputs) if into is None else into
     out.inputs, out.errors, out.state = inputs, errors_now(), POSTPONED
     tracking.current.called(node)
@@ -46,9 +46,9 @@ def postponed(node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None
 
 
 def by_product(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-    """A buffer for a by-product (see ``Primitive.beside``), which the operation that gets it as its last operand fills.
+    """Return a buffer for a by-product (``Primitive.beside``), filled by the operation whose last operand it is.
 
-    It is a constant where derivatives are taken: nobody is told of it but who recomputes, and who has more examples.
+    It is a constant of differentiation: only the tracker and batches are notified of it, not tapes.
     """
     out = postponed(node, inputs)
     if thread.recorders:
@@ -60,15 +60,15 @@ def by_product(node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
 
 
 def apart(prim: Primitive, inputs: tuple[Buffer, ...]) -> tuple[tuple[Buffer, ...], Buffer | None]:
-    """The operands, and the by-product that is to be written: one that is there already stays as it is."""
+    """Return the operands, and the by-product to be written: None if it is filled already."""
     operands, beside = prim.apart(inputs)
     return operands, beside if beside is not None and beside.array is None else None
 
 
 def catch_up(targets: Iterable[Buffer]) -> None:
-    """Recompute the evicted ones among ``targets``, and apply the nodes of the postponed ones, in order.
+    """Recompute the evicted ones among ``targets``, and apply the nodes of the postponed ones, in program order.
 
-    Postponed nodes that they need are applied, too.  Elementwise values pend then.
+    So are postponed nodes on which they depend.  Elementwise values are pending afterwards.
     """
     with _lock:
         stack: list[Any] = [b for b in targets if b.state and b.array is None]
@@ -84,7 +84,7 @@ def catch_up(targets: Iterable[Buffer]) -> None:
         for b in list(todo.values()):
             beside = b.node.prim.apart(b.inputs)[1]
             if beside is not None:
-                todo.pop(beside.node.index, None)  # it is filled along
+                todo.pop(beside.node.index, None)  # the same task fills it
         if evicted:
             targets = list(evicted.values())
             targets[0].recipe.restore(targets)
@@ -97,20 +97,20 @@ def _apply_all(todo: dict[int, Buffer]) -> None:
 
 
 def _apply_postponed(b: Buffer) -> None:
-    """Apply the node of a postponed buffer, under the floating-point error state of the time it was recorded."""
+    """Apply the node of a postponed buffer under the floating-point error state in which it was recorded."""
     with treating_errors(b.errors):
         thread.executor.run(b.node, b.inputs, b)
 
 
 def stored(buffer: Buffer) -> Any:
-    """The array of ``buffer`` as it is stored, evaluated if need be; while a caller has it, it is not evicted."""
+    """Return the array of ``buffer`` as stored, realized if necessary; while the caller holds it, it is not evicted."""
     while (array := buffer.array) is None:  # another thread may evict it anew
-        fill((buffer,))
+        realize((buffer,))
     return array
 
 
 def array_of(buffer: Buffer) -> Any:
-    """The device's array of ``buffer``, evaluated if need be."""
+    """Return the device array of ``buffer``, realized if necessary."""
     array = buffer.array
     if array is None:
         array = stored(buffer)
@@ -118,7 +118,7 @@ def array_of(buffer: Buffer) -> Any:
 
 
 def arrays_of(buffers: Iterable[Buffer]) -> list[Any]:
-    """The devices' arrays of ``buffers``, evaluated if need be."""
+    """Return the device arrays of ``buffers``, realized if necessary."""
     arrays = []
     for b in buffers:
         array = b.array
@@ -126,18 +126,18 @@ def arrays_of(buffers: Iterable[Buffer]) -> list[Any]:
     return arrays
 
 
-SPECIAL = {HostScalar, abstract_array.Phantom}
-"""What kernels do not read as it is."""
+SPECIAL = {HostScalar, abstract_array.AbstractArray}
+"""Types of stored arrays that kernels cannot read as they are."""
 
 
 def _special(array: Any, buffer: Buffer) -> Any:
-    return array.on_device() if type(array) is HostScalar else thread.executor.phantom(array, buffer.node)
+    return array.on_device() if type(array) is HostScalar else thread.executor.concrete(array, buffer.node)
 
 
 def waiting(aval: ShapedArray, f: Callable[[], Any]) -> Any:
-    """The tensor that ``f()`` returns; reductions of arrays like ``aval`` wait for what ``f`` computes from them.
+    """Return the tensor ``f()``, realized; reductions of arrays like ``aval`` in ``f`` share a kernel with its result.
 
-    It is evaluated then.  On the CPU, and in a gradient walk, nothing changes.
+    On the CPU, and in a backward pass, it is simply ``f()``.
     """
     if not aval.device.lazy or thread.deferring is not None:
         return f()
@@ -148,12 +148,12 @@ def waiting(aval: ShapedArray, f: Callable[[], Any]) -> Any:
 def _finished(f: Callable[[], Any], deferring: list[Buffer]) -> Any:
     t = f()
     deferring.clear()
-    fill((t._buffer,))
+    realize((t._buffer,))
     return t
 
 
 def waiting_below(node: Node, inputs: tuple[Buffer, ...]) -> Buffer | None:
-    """The reduction that a node shows as a view, while it waits for others to share its kernel: the view waits, too."""
+    """Return the deferred reduction of which a node is a view, if any: the view is deferred, too."""
     while node.prim.view and inputs and inputs[0].array is None:
         below = inputs[0]
         if not below.state:
@@ -187,10 +187,10 @@ def gather(targets: list[Buffer]) -> tuple[list[Buffer], region.Region]:
     return targets, area
 
 
-def fill(targets: Iterable[Buffer]) -> None:
+def realize(targets: Iterable[Buffer]) -> None:
     """Give every target its bytes; targets that share work share kernels.
 
-    Reductions that a gradient walk has deferred run along, so that one kernel serves all cotangents of a region.
+    Reductions deferred by a backward pass are realized along, so one kernel serves all cotangents of a region.
     """
     with _lock:
         pending: list[Buffer] = []

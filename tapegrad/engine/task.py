@@ -91,7 +91,7 @@ class Task(ABC):
         """Of each kernel: the arrays that it reads, and those that it writes."""
         return [(self.reads, outputs)]
 
-    def phantoms(self) -> list[Array]:
+    def abstract_outputs(self) -> list[Array]:
         """What a dry run has in place of the arrays written (see ``device/abstract_array.py``)."""
         return [abstract_array.empty(*lies) for lies in self.writes]
 

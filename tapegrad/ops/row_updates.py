@@ -149,7 +149,7 @@ def _is_whole(content: Buffer) -> bool:
         return False
     if root.is_recomputable:  # and so would lose what is written
         return False
-    if not array.flags.c_contiguous or abstract_array.is_phantom(array) or aval.device.kind != "cpu":
+    if not array.flags.c_contiguous or abstract_array.is_abstract(array) or aval.device.kind != "cpu":
         return bool(array.flags.c_contiguous)
     return bool(array.flags.writeable) and not hasattr(array.base, "shape")  # no part of another array
 

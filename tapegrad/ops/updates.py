@@ -24,7 +24,7 @@ from tapegrad.device.dtypes import accumulator
 from tapegrad.device.kernel import Kernel
 from tapegrad.device.types import Array, DType
 from tapegrad.engine.lowering import Function
-from tapegrad.engine.realize import array_of, arrays_of, fill
+from tapegrad.engine.realize import array_of, arrays_of, realize
 from tapegrad.ops.apply import on_one_device
 from tapegrad.ops.casting import cast
 from tapegrad.ops.create.creation import asarray, full
@@ -372,7 +372,7 @@ def _by_kernel(formula: Formula, columns: Columns, shrink: float | None) -> Colu
     here = like.device
     device = thread.executor.device(here)
     read = list(chain.from_iterable(columns))
-    fill(read)  # gradients that are still pending share kernels
+    realize(read)  # gradients that are still pending share kernels
     with device.active():
         reads = [x if x.flags.c_contiguous else traffic.contiguous(device.xp, x) for x in arrays_of(read)]
     live: list[Array] = []

@@ -23,7 +23,7 @@ from tapegrad.core.node import next_index
 from tapegrad.core.state import during, holding
 from tapegrad.device import abstract_array, asdevice, current_device, dtypes, is_array
 from tapegrad.device.numerics import bits
-from tapegrad.engine.abstract_evaluation import Dry
+from tapegrad.engine.abstract_evaluation import AbstractExecutor
 from tapegrad.errors import BudgetError, DryRunError
 from tapegrad.remat.budget.manager import MANAGER
 from tapegrad.sizes import format_bytes, parse_bytes
@@ -310,7 +310,7 @@ def _dry(f: Callable[[int], T]) -> T:
     since, state, writes = next_index(), bits.host_state(), _Writes()
     try:
         with shadowed(writes):
-            run = partial(during, f, since, executor=Dry(since), recorders=(), deferring=None)
+            run = partial(during, f, since, executor=AbstractExecutor(since), recorders=(), deferring=None)
             return holding(abstract_array.here, run, counted=True)
     finally:
         bits.set_host_state(state)
@@ -358,7 +358,7 @@ def _uncounted(buffer: Buffer) -> Buffer:
 
 
 def _stand_in(x: Any) -> Any:
-    """A phantom tensor for what stands for one; anything else is itself."""
+    """An abstract array tensor for what stands for one; anything else is itself."""
     if isinstance(x, (Tensor, Variable)) or is_array(x) or hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
         return x
     if isinstance(x, ShapedArray):

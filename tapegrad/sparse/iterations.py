@@ -12,7 +12,7 @@ from math import inf, sqrt
 from typing import Any
 
 from tapegrad.device import CPU
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.errors import ShapeError
 from tapegrad.ops import asarray, stack, vdot, zeros_like
 from tapegrad.tensor import Tensor, TensorLike
@@ -73,7 +73,7 @@ def cg(system: System, start: Tensor | None, rtol: float, atol: float, maxiter: 
         if not curvature:
             break
         x, r, before = x + (rho / curvature) * p, r - (rho / curvature) * q, rho
-        fill((x._buffer, r._buffer))
+        realize((x._buffer, r._buffer))
     return x, most
 
 
@@ -98,7 +98,7 @@ def gmres(
             return x, most
         x = x + system.inverted(_correction(system, r, length, each, least))
         r = b - system.a(x)
-        fill((x._buffer, r._buffer))
+        realize((x._buffer, r._buffer))
     return x, 0 if system.norm(r) <= least else most
 
 
@@ -113,7 +113,7 @@ def _correction(system: System, r: Tensor, length: float, most: int, least: floa
             parts = system.dots(*((v, w) for v in vectors))
             projected[: k + 1, k] += parts
             w = w - _combined(parts, vectors)
-            fill((w._buffer,))
+            realize((w._buffer,))
         projected[k + 1, k] = system.norm(w)
         if not xp.isfinite(projected[: k + 2, k]).all():
             return w

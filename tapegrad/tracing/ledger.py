@@ -248,7 +248,7 @@ class Ledger(Tracker):
     def aside(self, f: Callable[..., T], *args: Any) -> T:
         """What ``f(*args)`` returns; who counts now is not told of what it does.
 
-        Phantoms count meanwhile, so that a budget holds for what a captured function will do, too.
+        Abstract arrays count meanwhile, so that a budget holds for what a captured function will do, too.
         """
         if not self._open:
             return f(*args)
@@ -257,7 +257,7 @@ class Ledger(Tracker):
                 return holding(abstract_array.here, partial(f, *args), counted=True)
             finally:
                 METER.forget(
-                    [s for s in METER.storages if (b := s()) is not None and abstract_array.is_phantom(b.array)]
+                    [s for s in METER.storages if (b := s()) is not None and abstract_array.is_abstract(b.array)]
                 )
 
     def forget(self, since: int) -> list[Buffer]:

@@ -133,7 +133,7 @@ def test_a_value_that_a_budget_drops_comes_back_with_its_tangent(rng: np.random.
                 h = tg.softmax(tg.exp(tg.softmax(q)))
                 y = tg.sum(h * h)
                 del h
-                while MANAGER.relieve(1):
+                while MANAGER.free_device_memory(1):
                     pass
                 return tape.gradient(y, q)
 

@@ -13,7 +13,7 @@ from shim import standin
 import tapegrad as tg
 from tapegrad.device import CPU
 from tapegrad.engine import region
-from tapegrad.engine.realize import fill, waiting
+from tapegrad.engine.realize import realize, waiting
 
 pytestmark = pytest.mark.sampled(1 / 2)
 
@@ -134,7 +134,7 @@ def test_the_order_of_additions_is_fixed_by_shape(shape, axes, rng, cuda, on):
     close = (base * base.dtype.type(1.5)).astype("float64").sum(axes)
     np.testing.assert_allclose(wanted.numpy(), close, rtol=1e-3, atol=base.size * 2e-7)
     stored = plain * 1.5
-    fill([buffer_of(stored)])
+    realize([buffer_of(stored)])
     for got in (f(odd), f(step), f(turned), tg.sum(stored, axis=axes), tg.sum(plain * 1.5, axis=axes, keepdims=True)):
         same_bits(got.reshape(wanted.shape), wanted)
     with tg.GradientTape() as tape:  # a bias beside its input: the cotangent of the one is an output of the kernel
@@ -205,7 +205,7 @@ def test_sums_over_other_axes_have_a_kernel_of_their_own(first, cuda, on, rng):
     def together():
         stored = x + 1.0
         found.extend([stored, *(tg.sum(stored * stored, axis=axis) for axis in (first, 1 - first))])
-        fill([buffer_of(t) for t in found])
+        realize([buffer_of(t) for t in found])
         return stored
 
     with tg.measure() as m:
@@ -241,7 +241,7 @@ def test_bytes_of_a_reduction_that_waits_are_due_to_the_line_that_made_it(cuda, 
 
     def late():
         total = tg.sum(x, axis=0)
-        fill((buffer_of(total),))
+        realize((buffer_of(total),))
         return total
 
     with tg.measure() as m:

@@ -23,7 +23,7 @@ import tapegrad as tg
 from tapegrad.core.primitive import REGISTRY, Bad, Elementwise, Linearity, Primitive, Reduction, Sample
 from tapegrad.core.state import during
 from tapegrad.device import CPU, dtypes
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.errors import IndexingError, TapegradError
 from tapegrad.ops import dispatch
 from tapegrad.tensor import Tensor, from_array, materialize
@@ -273,7 +273,7 @@ def sums(values: Any) -> list[list[Tensor]]:
 
         def along(axis: int = axis) -> list[Tensor]:
             sums = [tg.sum(y, axis=axis) for y in values]
-            fill(buffer_of(t) for t in sums)
+            realize(buffer_of(t) for t in sums)
             return sums
 
         found[axis] = during(along, deferring=[])

@@ -1,4 +1,4 @@
-"""Phantom arrays lie as arrays do, take no memory, and cannot be computed with."""
+"""Abstract arrays lie as arrays do, take no memory, and cannot be computed with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from tapegrad.core.aval import shaped
 from tapegrad.device import CPU, abstract_array
-from tapegrad.device.abstract_array import Phantom
+from tapegrad.device.abstract_array import AbstractArray
 from tapegrad.device.abstract_device import dry
 from tapegrad.errors import DryRunError
 
@@ -37,7 +37,7 @@ def lies(x: Any) -> tuple:
 @given(arrays())
 def test_a_phantom_lies_as_the_array_does(x: np.ndarray) -> None:
     found = abstract_array.like(x)
-    assert type(found) is Phantom and lies(found) == lies(x)
+    assert type(found) is AbstractArray and lies(found) == lies(x)
     assert abstract_array.like(found) is found
 
 
@@ -51,7 +51,7 @@ def test_a_reshape_is_a_view_exactly_where_numpys_is(x: np.ndarray, data: st.Dat
     if not x.size:
         assert found is None or found.shape == shape
     elif np.may_share_memory(wanted, x):
-        assert type(found) is Phantom and found.strides == wanted.strides and np.may_share_memory(found, near)
+        assert type(found) is AbstractArray and found.strides == wanted.strides and np.may_share_memory(found, near)
     else:
         assert found is None
 
@@ -109,13 +109,13 @@ def test_there_is_no_memory_and_nothing_can_be_written() -> None:
 def test_it_cannot_be_computed_with(use: Any) -> None:
     with pytest.raises(DryRunError, match="dry run"):
         use(abstract_array.empty((3,), F32))
-    assert repr(abstract_array.empty((3,), F32)) == "Phantom(float32[3])"
+    assert repr(abstract_array.empty((3,), F32)) == "AbstractArray(float32[3])"
 
 
 def test_what_a_device_makes_in_a_dry_run() -> None:
     mine, there = np.ones((3, 4)), dry(CPU)
-    assert type(there.empty((2, 2), F32)) is Phantom
+    assert type(there.empty((2, 2), F32)) is AbstractArray
     assert there.array(mine) is mine  # not even copied
-    assert type(there.array(mine, F32)) is type(there.array(mine.T)) is Phantom
+    assert type(there.array(mine, F32)) is type(there.array(mine.T)) is AbstractArray
     assert there.array([1.0, 2.0]).tolist() == [1.0, 2.0]
     assert type(CPU.empty((2, 2), F32)) is np.ndarray and CPU.array(mine) is not mine

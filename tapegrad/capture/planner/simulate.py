@@ -190,7 +190,7 @@ class Simulation:
             if self._spared.get(s, 0) == again and self._next[s] == _NEVER:
                 nbytes -= sizes[s]
                 break
-        self._make_room(i, nbytes)
+        self._free_memory(i, nbytes)
         self.order.append(i)
         self._cost += graph.costs[i]
         self._used += sum(sizes[s] for s in new)
@@ -218,7 +218,7 @@ class Simulation:
 
     # Room ----------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, i: int, nbytes: int) -> None:
+    def _free_memory(self, i: int, nbytes: int) -> None:
         while self._used + nbytes + self._reserve > self._limit:
             early = self._next_early()
             if early is None or not self._do_early(early, self._used + nbytes > self._limit):

@@ -16,7 +16,7 @@ from tapegrad.core.aval import Shape
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.primitive import Drawn
 from tapegrad.device import CPU, Device, cuda_types
-from tapegrad.device.abstract_array import Phantom, unread
+from tapegrad.device.abstract_array import AbstractArray, unread
 from tapegrad.device.dtypes import uint64
 from tapegrad.device.kernel import options
 from tapegrad.device.types import Array
@@ -182,7 +182,7 @@ class Launch(Task):
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
         """Evaluate into ``outputs``."""
         for x in self.reads:
-            if type(x) is Phantom:
+            if type(x) is AbstractArray:
                 raise unread("an array")
         if self._ready.kernel is None:
             self._compile()

@@ -41,7 +41,7 @@ def checked(op: str, indices: TensorLike, n: int, beside: Tensor) -> Tensor:
         unrecorded(require, every(source), -n, n - 1, *wrong)
         return unrecorded(lambda: clip(where(positions < 0, positions + n, positions), 0, n - 1))
     array = array_of(every(positions)._buffer)
-    if not abstract_array.is_phantom(array):
+    if not abstract_array.is_abstract(array):
         _within(array, -n, n - 1, op, array.ndim - positions.ndim)
         return where(positions < 0, positions + n, positions) if int(array.min()) < 0 else positions
     if thread.executor.on_values(lambda array: _within(array, -n, n - 1, op), array):
@@ -88,7 +88,7 @@ def require(x: Tensor, low: int, high: int, name: Hashable, error: Callable[[int
 
     if not device.lazy or type(number) is HostScalar:
         array = number.value if type(number) is HostScalar else array_of(x._buffer)
-        if abstract_array.is_phantom(array):
+        if abstract_array.is_abstract(array):
             thread.executor.on_values(look, array)
         else:
             look(array)

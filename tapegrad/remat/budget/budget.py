@@ -126,7 +126,7 @@ class yielding(memory_budget):
         beyond = max(0, nbytes - self._unread)
         self._unread -= nbytes - beyond
         if beyond:
-            MANAGER.lessen(self._measure, beyond)
+            MANAGER.reduce_limit(self._measure, beyond)
 
     @property
     def taken(self) -> int:

@@ -1,4 +1,4 @@
-"""Evictable values: which values have bytes that may be evicted, and how their bytes go.
+"""Evictable values: which values may be evicted, and how they are.
 
 A candidate is a filled buffer that owns its bytes, that has a recipe, and that some tape's record needs: it is saved
 itself, or a view of it is, or a pending value that is to be computed from it.  Where none of these is left, every value
@@ -46,18 +46,18 @@ class Evictable:
     def __init__(self) -> None:
         self._new: deque[weakref.ref[SavedBuffers]] = deque()
         """Records whose values are not among the candidates yet: most budgets do not bind most of the time, and most
-        values go before anything has to be evicted."""
+        values are freed before anything has to be evicted."""
         self._lock = locks.lock()
         self.candidates = Candidates()
         self.offloads = Offloads()
         self.policy: Policy | None = None
-        """The one in force; of each value it is asked once, when tapes come to need its bytes, and at each name."""
+        """The policy in force; asked about each value once, when a tape first needs its bytes, and at each name."""
         self._ready: dict[int, tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = {}
-        """Those that are to be offloaded, by index."""
+        """Values to be offloaded, by index."""
 
     @synchronized
     def begin(self) -> None:
-        """A budget begins: see :meth:`Candidates.begin`."""
+        """Begin the first budget: see :meth:`Candidates.begin`."""
         self.candidates.begin()
 
     @synchronized
@@ -68,14 +68,14 @@ class Evictable:
         self.candidates.clear()
 
     def save(self, saved: SavedBuffers) -> None:
-        """A record saves values: they become candidates when memory is needed, or now if a policy is to be asked."""
+        """Note saved values: they become candidates when memory is needed, or now if a policy is to be asked."""
         self._new.append(weakref.ref(saved))
         if self.policy is not None or len(self._new) >= _MOST_NEW:
             self.register_new()
 
     @synchronized
     def register_new(self) -> None:
-        """Values that tapes have come to save since the last call become candidates."""
+        """Make the values saved since the last call candidates."""
         while self._new:
             saved = self._new[0]()
             if saved is not None:
@@ -83,10 +83,10 @@ class Evictable:
                     if recipe is not None and (buffer.array is not None or not buffer.state):
                         self.register(saved.graph, recipe, buffer)
             del saved
-            self._new.popleft()  # only now: an interrupt may come at any time, and all this can be done twice
+            self._new.popleft()  # last: after an interrupt all this is done again
 
     def register(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
-        """The values whose bytes ``buffer`` shows, or is to be computed from, become candidates."""
+        """Make the values whose bytes ``buffer`` shows, or is to be computed from, candidates."""
         if buffer.array is not None and buffer.base is None:
             self._add(graph, recipe)
             return
@@ -97,19 +97,19 @@ class Evictable:
 
     @synchronized
     def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
-        """A value was recomputed, or a pending one evaluated."""
+        """Register a value that was recomputed, or a pending one that was evaluated."""
         if recipe.is_saved() or recipe.candidate is not None:
             self.register_new()
             self.register(graph, recipe, buffer)
 
     @synchronized
-    def registered_again(self, graph: Graph) -> None:
-        """Values that were recomputed while no budget was in force become candidates."""
+    def register_saved(self, graph: Graph) -> None:
+        """Make saved values that were recomputed while no budget was in force candidates."""
         for recipe, buffer in graph.saved():
             self.register(graph, recipe, buffer)
 
     @synchronized
-    def offer_all(self, graph: Graph) -> None:
+    def offer_unsaved(self, graph: Graph) -> None:
         """Make every value that has a recipe a candidate, saved or not."""
         graph.evicts_unsaved = True
         for buffer in graph.live:
@@ -121,18 +121,18 @@ class Evictable:
 
     @synchronized
     def spare(self, recipes: Iterable[Recipe]) -> None:
-        """A replay will read these; others shall be evicted first."""
+        """Evict others before these, which a replay will read."""
         self.register_new()
         self.candidates.spare(recipes)
 
     @synchronized
     def unspare(self, graph: Graph, recipes: Iterable[Recipe]) -> None:
-        """The replay has read these for the last time."""
+        """End the sparing of values that the replay has read for the last time."""
         for recipe in recipes:
             self.candidates.unspare(recipe, graph)
 
     def _add(self, graph: Graph, recipe: Recipe) -> EvictionCandidate:
-        """The candidate that the value of ``recipe`` is, or becomes."""
+        """Return the candidate that the value of ``recipe`` is, or becomes."""
         candidate = recipe.candidate
         if candidate is None:
             candidate = EvictionCandidate()
@@ -144,7 +144,7 @@ class Evictable:
         return candidate
 
     def _offer(self, graph: Graph, recipe: Recipe, candidate: EvictionCandidate) -> None:
-        """The value has bytes; they may be evicted, or moved, unless the policy saves them."""
+        """Offer a filled value for eviction or offloading, unless the policy saves it."""
         index, nbytes = recipe.node.index, recipe.node.aval.nbytes
         self.candidates.returned(recipe, graph)
         self.offloads.returned(index)
@@ -158,7 +158,7 @@ class Evictable:
 
     @synchronized
     def named(self, graph: Graph, recipe: Recipe, name: str) -> Answer:
-        """The user calls a value, which is there, ``name``; returns what the policy says now."""
+        """Note the user's ``name`` of a value; return the policy's answer."""
         self.register_new()
         recipe.names += (name,)
         answer = asked(self.policy, recipe.node, recipe.names)
@@ -167,7 +167,7 @@ class Evictable:
 
     @synchronized
     def keep(self, graph: Graph, recipe: Recipe) -> None:
-        """Never evict the value of ``recipe``, which is there."""
+        """Never evict the filled value of ``recipe``."""
         recipe.kept = True
         self._add(graph, recipe)
         self._answered(graph, recipe, SAVE)
@@ -185,12 +185,12 @@ class Evictable:
         self._ready.pop(recipe.node.index, None)
 
     def _settle(self, new: Recipe, candidate: EvictionCandidate) -> None:
-        """Find the candidates next to a new one, and what it costs to recompute it from them."""
+        """Find the candidates next to a new one, and the cost of recomputing it from them."""
         seen: set[int] = set()
         stack = [new]
         while stack and len(seen) < _MOST_WALKED:
             recipe = stack.pop()
-            if recipe.pinned is not None:  # kept for good: nothing recomputes it, and what made it is forgotten
+            if recipe.pinned is not None:  # kept for good, so nothing recomputes it
                 continue
             candidate.cost += cost_of(recipe.node, [i.node.aval for i in recipe.inputs])
             for above in recipe.inputs:
@@ -207,7 +207,7 @@ class Evictable:
     def evict(self, recipe: Recipe, graph: Graph, moving: bool = False) -> bool:
         """Evict a value, and the views of it; False if its bytes are in use.
 
-        ``moving``: where it is to be moved and its tier fails, raise OffloadError; else it is evicted all the same.
+        ``moving``: raise OffloadError if it is to be moved and its tier fails; else it is evicted all the same.
         """
         candidate, buffer = recipe.candidate, recipe.filled()
         if candidate is None or recipe.pinned is not None or buffer is None or not hasattr(buffer, "storage"):
@@ -215,7 +215,7 @@ class Evictable:
             return False
         readers = self._readers(graph, candidate)
         if not (candidate.unsaved or recipe.is_saved() or any(r.is_saved() for r, _ in readers)):
-            self._withdraw(recipe)  # no tape needs it any more: see `offer_all`
+            self._withdraw(recipe)  # unless `offer_unsaved` says otherwise
             return False
         if candidate.transfer is None and self._is_cheaper(recipe, graph):
             return False
@@ -227,7 +227,7 @@ class Evictable:
                 r.graph = graph
                 b.hide(r)
         recipe.graph = graph
-        copied = recipe.slot is not None and keeps_memory()  # a copy under way has the array, and counts it
+        copied = recipe.slot is not None and keeps_memory()  # a running copy holds the array, and counts it
         if not buffer.evict(recipe, copied or thread.executor.keeps_arrays):
             return False
         for r, b, below in pending:
@@ -242,12 +242,12 @@ class Evictable:
         return True
 
     def _readers(self, graph: Graph, candidate: EvictionCandidate) -> list[tuple[Recipe, Buffer]]:
-        """The views of the bytes, and the pending values that are to be computed from them; and others, perhaps."""
+        """Return the views of the bytes and the pending values that read them, and perhaps others."""
         recipes = [r for i in candidate.readers if (r := graph.recipes.get(i)) is not None]
         return [(r, b) for r in recipes if (b := r.value()) is not None]
 
     def _hide(self, graph: Graph, recipe: Recipe, pending: Buffer, others: tuple[Buffer, ...]) -> None:
-        """Evict a pending value, since bytes that it reads are; the ``others`` stay, each to be evicted for itself."""
+        """Evict a pending value along with bytes that it reads; the ``others`` that it reads stay candidates."""
         recipe.graph, recipe.sources = graph, (graph.saving(others) or others,)
         pending.hide(recipe)
 
@@ -259,9 +259,9 @@ class Evictable:
 
     @synchronized
     def release(self, graph: Graph, nodes: Sequence[int], sources: Sequence[object], answer: Answer) -> None:
-        """Evict what only tapes refer to of the values of ``nodes``, the latest first, unless the policy saves it.
+        """Evict those values of ``nodes`` that only tapes refer to, the latest first, unless the policy saves them.
 
-        ``sources`` stay until what is evicted has been recomputed.
+        ``sources`` are kept until the evicted values have been recomputed.
         """
         self.register_new()
         for index in reversed(nodes):
@@ -277,7 +277,7 @@ class Evictable:
                 recipe.sources = (*recipe.sources, *sources)
 
     def _is_cheaper(self, recipe: Recipe, graph: Graph) -> bool:
-        """Keep a value for good if what is held only for recomputing it has no fewer bytes; then that can go."""
+        """Keep a value for good if the buffers held only to recompute it have no fewer bytes; these are freed then."""
         nbytes = bytes_held_for(recipe)
         if nbytes < max(1, recipe.node.aval.nbytes):
             return False
@@ -288,7 +288,7 @@ class Evictable:
         return True
 
     def _moved(self, recipe: Recipe, graph: Graph, candidate: EvictionCandidate, moving: bool) -> bool:
-        """Move the bytes to a tier if the policy says so; False if they cannot be: then they can be recomputed."""
+        """Move the bytes to a tier if the policy says so; False if that is impossible now."""
         if candidate.transfer is not None and recipe.slot is None:
             buffer: Any = recipe.value()
             try:
@@ -308,9 +308,9 @@ class Evictable:
 
     @synchronized
     def offload(self, here: int) -> None:
-        """Move what a policy offloads, and only tapes refer to; not what has come back and is still to be read.
+        """Move values that the policy offloads and only tapes refer to, but no fetched one that is still to be read.
 
-        A tape at node ``here`` reads nothing any more that was made later.
+        A tape at node ``here`` reads nothing any more that was computed later.
         """
         self.register_new()
         tried = 0
@@ -320,7 +320,7 @@ class Evictable:
             weak = self._ready.pop(index)
             recipe, graph = weak[0](), weak[1]()
             if recipe is None or graph is None or recipe.filled() is None:
-                continue  # it has gone
+                continue  # it was freed
             tried += 1
             moved = (
                 (recipe.slot is None or index > here)
@@ -329,4 +329,4 @@ class Evictable:
             )
             candidate = recipe.candidate
             if not moved and candidate is not None and candidate.row >= 0 and candidate.transfer is not None:
-                self._ready[index] = weak  # the last in the line
+                self._ready[index] = weak  # at the end of the queue

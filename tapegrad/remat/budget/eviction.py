@@ -1,14 +1,14 @@
-"""Which value to drop: h_DTR (Kirisame et al. 2021, arXiv:2006.09616), for a tape whose future is known.
+"""Which value to evict: h_DTR (Kirisame et al. 2021, arXiv:2006.09616), for a tape whose future is known.
 
 The candidate with the least ``(cost + cost of its evicted neighbourhood) / (bytes * sqrt(distance))`` goes first.
 
-*Neighbourhood*: the evicted values that would have to be made again for it, or for which it would have to be.  It is
-kept as sets of evicted values that touch each other, with union-find: dropping a value joins sets; making it again
-divides its set exactly while that is small, and else only takes its cost out (the paper's h_DTR-eq).
+*Neighbourhood*: the evicted values that would have to be recomputed for it, or for which it would have to be.  It is
+kept as sets of adjacent evicted values, with union-find: evicting a value joins sets; recomputing it divides its set
+exactly while that is small, and else only subtracts its cost (the paper's h_DTR-eq).
 
 *Distance*: the paper divides by staleness, the time since the last use, since it knows nothing of the future.  A tape
-does: the backward walk reads values in the reverse order of their making, so the distance from the place where the
-walk (or the recording) is to the value's own place tells when it is wanted.  The square root was found by simulation of
+does: the backward pass reads values in reverse program order, so the distance from the present position of the pass (or
+the recording) to the value's own tells when it is needed.  The square root was found by simulation of
 chains of 100 to 1024 layers in 1.5 to 50% of their memory, where it stays within 1.02 of the optimum (an exponent of 1:
 1.11; the paper's rule: 1.27).
 
@@ -75,7 +75,7 @@ def _of(recipe: Recipe) -> EvictionCandidate:
 
 
 class Candidates:
-    """The values that have bytes and may be evicted, as columns of numbers.
+    """The filled values that may be evicted, as columns of numbers.
 
     A row refers to its recipe weakly, and is free when that is gone, or names another row: an interrupt between two
     statements may leave such a row, and may lose a free one until all are forgotten; it never lends one twice.
@@ -91,7 +91,7 @@ class Candidates:
         self._numerators, self._sizes, self._places = (self._xp.zeros(0) for _ in range(3))
 
     def add(self, recipe: Recipe, graph: Graph, nbytes: int) -> None:
-        """The value has bytes, and may be evicted."""
+        """Add a filled value."""
         if not self._free:
             self._clear_gone()
         if not self._free:
@@ -110,12 +110,12 @@ class Candidates:
         self.refresh(recipe, graph)
 
     def begin(self) -> None:
-        """A budget begins: if there are none, rows are counted anew, for they decide between equal scores."""
+        """Begin a budget: if there is no candidate, number rows anew, since they decide between equal scores."""
         if not any(True for _ in self._all()):
             self.clear()
 
     def clear(self) -> None:
-        """None may be evicted any more."""
+        """Remove all."""
         for recipe, _ in self._all():
             _of(recipe).row = -1
         self._empty()
@@ -131,7 +131,7 @@ class Candidates:
         return None if recipe is None or graph is None else (recipe, graph)
 
     def _clear_gone(self) -> None:
-        """Free the rows whose values are gone."""
+        """Free the rows of values that are dead."""
         for number, row in enumerate(self._rows):
             if row is None:
                 continue
@@ -147,14 +147,14 @@ class Candidates:
         self._free.append(row)
 
     def remove(self, recipe: Recipe) -> None:
-        """Its value is evicted, or may not be any more."""
+        """Remove a value that is evicted, or may not be any more."""
         candidate = recipe.candidate
         if candidate is not None and candidate.row >= 0:
             row, candidate.row = candidate.row, -1
             self._release(row)
 
     def best(self, here: int) -> tuple[Recipe, Graph] | None:
-        """The value to evict first where the tape is at node ``here``."""
+        """Return the value to evict first where the tape is at node ``here``."""
         while self._rows:
             scores = self._numerators / (self._sizes * self._xp.sqrt(self._xp.maximum(here - self._places, 1)))
             number = int(scores.argmin())
@@ -168,7 +168,7 @@ class Candidates:
         return None
 
     def pass_over(self, recipe: Recipe) -> bool:
-        """Do not offer it until :meth:`refresh`: something uses it; False if it is no candidate, or is one anew."""
+        """Do not offer a value in use until :meth:`refresh`; False if it is no candidate, or was offered anew."""
         candidate = _of(recipe)
         if candidate.row < 0 or candidate.anew:
             candidate.anew = False
@@ -177,7 +177,7 @@ class Candidates:
         return True
 
     def spare(self, recipes: Iterable[Recipe]) -> None:
-        """Do not offer these while there are others: a replay under way will read them."""
+        """Do not offer these while there are others: a running replay will read them."""
         for recipe in recipes:
             candidate = recipe.candidate
             if candidate is not None and candidate.row >= 0:
@@ -185,14 +185,14 @@ class Candidates:
                 self._numerators[candidate.row] = self._xp.inf
 
     def unspare(self, recipe: Recipe, graph: Graph) -> None:
-        """The replay has read it for the last time."""
+        """Offer it again: the replay has read it for the last time."""
         candidate = recipe.candidate
         if candidate is not None and candidate.spared:
             candidate.spared -= 1
             self.refresh(recipe, graph)
 
     def offer_spared(self) -> bool:
-        """Offer these, too, from now on; False if there are none."""
+        """Offer spared values, too; False if there are none."""
         offered = False
         for recipe, graph in self._all():
             if _of(recipe).spared:
@@ -202,7 +202,7 @@ class Candidates:
         return offered
 
     def refresh(self, recipe: Recipe, graph: Graph) -> None:
-        """Its neighbourhood has changed."""
+        """Update its score after a change of its neighbourhood."""
         candidate = _of(recipe)
         if candidate.spared:
             return
@@ -216,33 +216,33 @@ class Candidates:
                 if other is not None and (known := _of(other).part) is not None:
                     part = known.all()
                     parts[id(part)] = part
-                    part.edge.add(recipe.node.index)  # which may have been made, or made again, after the part
+                    part.edge.add(recipe.node.index)  # it may have been computed after the part
             self._numerators[candidate.row] = candidate.cost + sum([p.cost for p in parts.values()])
 
     # Evicted neighbourhoods ------------------------------------------------------------------------------------
 
     def evicted(self, recipe: Recipe, graph: Graph) -> None:
-        """``recipe``'s value was dropped."""
+        """Note that the value was evicted."""
         self.remove(recipe)
         self._refresh_edge(self._joined(recipe, graph), graph)
 
     def _joined(self, recipe: Recipe, graph: Graph) -> Part:
-        """A new set for ``recipe``, joined with those next to it."""
+        """Return a new set for ``recipe``, joined with adjacent ones."""
         candidate = _of(recipe)
-        mine = candidate.part = Part(candidate.cost, {recipe.node.index})
+        part = candidate.part = Part(candidate.cost, {recipe.node.index})
         for index in candidate.near[-_MOST_NEAR:]:
             other = graph.recipes.get(index)
             if other is None:
                 continue
-            beside = _of(other)
-            if beside.part is not None:
-                mine.join(beside.part.all())
-            elif beside.row >= 0:
-                mine.edge.add(index)
-        return mine
+            neighbour = _of(other)
+            if neighbour.part is not None:
+                part.join(neighbour.part.all())
+            elif neighbour.row >= 0:
+                part.edge.add(index)
+        return part
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
-        """``recipe``'s value was made again (and is a candidate anew, if it is wanted)."""
+        """Note that the value was recomputed."""
         candidate = _of(recipe)
         if candidate.part is None:
             return
@@ -256,7 +256,7 @@ class Candidates:
         self._refresh_edge(part, graph)
 
     def _divide(self, part: Part, graph: Graph) -> None:
-        """Make the sets of its members anew."""
+        """Rebuild the sets of its members."""
         members = [r for r in (graph.recipes.get(i) for i in sorted(part.members)) if r is not None]
         for r in members:
             _of(r).part = None

@@ -19,7 +19,7 @@ from tapegrad.core.protocols import Retained
 from tapegrad.core.storage import METER
 from tapegrad.core.tracking import Tracker
 from tapegrad.device import in_use, oom_retry
-from tapegrad.engine.realize import fill, stored
+from tapegrad.engine.realize import realize, stored
 from tapegrad.errors import BudgetError
 from tapegrad.remat.budget.evictable import Evictable
 from tapegrad.remat.budget.oom import budget_error, collected, live_set
@@ -30,8 +30,8 @@ from tapegrad.remat.policies import RECOMPUTE, Answer, Policy
 from tapegrad.tracing.ledger import LEDGER
 
 T = TypeVar("T")
-_PASSED_FOR = 32
-"""Where so many values have been found held, they are looked at again only after so many rounds of eviction."""
+_LOOK_AGAIN_AFTER = 32
+"""Once this many values turned out to be in use, they are considered again only every so many rounds."""
 
 
 def _none() -> None:
@@ -39,46 +39,46 @@ def _none() -> None:
 
 
 class LastResort(Protocol):
-    """Something that can be made again at a price, and is dropped only where there would be an error otherwise."""
+    """Memory that can be recomputed at a cost, and is freed only where a BudgetError would be raised otherwise."""
 
     @property
-    def droppable(self) -> bool:
-        """Whether it may be dropped now."""
+    def is_droppable(self) -> bool:
+        """Whether it may be freed now."""
 
     def price(self) -> float:
-        """What it costs to make it again, for each byte."""
+        """Return the cost of recomputing it, for each byte."""
 
     def drop(self) -> None:
-        """Drop it."""
+        """Free it."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Budget:
-    """One that is in force, and the thread that has entered it."""
+    """A budget in force, and the thread that entered it."""
 
     limit: float
     policy: Policy | None
     thread: int
     measure: object
-    """Stands for the block."""
+    """The block's measure, by which it is known."""
     yields: bool = False
-    """Whether the limit gives way, by what lacks, where there would be an error."""
+    """Whether the limit is raised by the missing bytes instead of raising BudgetError."""
 
 
 class Manager(Tracker):
-    """The tracker within a budget: the ledger's, and one limit, the graph of all that is recorded, all storages."""
+    """The tracker within a budget: reports to the ledger, notes recipes in a graph, and evicts to keep the limit."""
 
-    counts = copies_slivers = True  # an array cannot be dropped while a piece of it is held
+    counts = copies_slivers = True  # an array cannot be freed while a view of it is alive
 
     def __init__(self) -> None:
         self._budgets: list[_Budget] = []
-        self._asked = False  # somebody is making room: who needs some waits
+        self._is_freeing = False  # a thread is freeing memory: allocations of others wait for the lock
         self._evictable = Evictable()
         self._graph: Callable[[], Graph | None] = _none
         self._session: Callable[[], Session | None] = _none
-        """That of the graph, if something records."""
+        """The graph's session, while something records."""
         self._here = 0
-        self._passed: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
+        self._passed_over: list[tuple[weakref.ref[Recipe], weakref.ref[Graph]]] = []
         self._rounds = 0
         self._lock = locks.lock()
         self._watch: Callable[[Node, tuple[Buffer, ...]], None] | None = None
@@ -90,7 +90,7 @@ class Manager(Tracker):
 
     @property
     def follows_each(self) -> bool:  # type: ignore[override]
-        """Whether the ledger does, or a plan."""
+        """Whether the ledger or a plan follows each operation."""
         return self._watch is not None or LEDGER.follows_each
 
     # Limits ----------------------------------------------------------------------------------------------------
@@ -101,30 +101,30 @@ class Manager(Tracker):
 
         Raises BudgetError: then, too, ``measure`` must leave.
         """
-        if not self._budgets:  # a program drops the same values whatever ran before it
-            self._rounds, self._passed = 0, []
+        if not self._budgets:  # a program evicts the same values whatever ran before it
+            self._rounds, self._passed_over = 0, []
             self._evictable.begin()
         self._decide([*self._budgets, _Budget(limit, policy, get_ident(), measure, yields)])
         graph = self._present()
         if graph is not None:
-            self._evictable.registered_again(graph)
-        self._with_room(0, ("memory_budget",))
+            self._evictable.register_saved(graph)
+        self._reserve_by_evicting(0, ("memory_budget",))
 
     @synchronized
     def leave(self, measure: object) -> None:
-        """One budget less; a second call does nothing."""
+        """End a budget; a second call does nothing."""
         self._decide([b for b in self._budgets if b.measure is not measure])
 
     @synchronized
-    def lessen(self, measure: object, nbytes: int) -> None:
-        """The limit of ``measure`` is so many bytes less; who needs room next makes it."""
+    def reduce_limit(self, measure: object, nbytes: int) -> None:
+        """Lower the limit of ``measure`` by ``nbytes``; the next allocation evicts what exceeds it."""
         self._decide([replace(b, limit=max(0, b.limit - nbytes)) if b.measure is measure else b for b in self._budgets])
 
     def _decide(self, budgets: list[_Budget]) -> None:
-        """The smallest limit and the last policy, the innermost, are in force."""
-        self._asked = self._asked and bool(budgets)  # an interrupt may have left it set
+        """Put ``budgets`` in force: the smallest limit, and the last policy, which is the innermost."""
+        self._is_freeing = self._is_freeing and bool(budgets)  # an interrupt may have left it set
         self._set(budgets)
-        self._open_room()
+        self._restrict_meter()
         self._limit_pools()
 
     def _set(self, budgets: list[_Budget]) -> None:
@@ -137,32 +137,32 @@ class Manager(Tracker):
         for device in in_use():
             device.limit(None if METER.limit == inf else int(METER.limit))
 
-    def _open_room(self) -> None:
-        """Let kernels take room without asking, if nothing but the ledger has to be looked at."""
+    def _restrict_meter(self) -> None:
+        """Let the meter admit allocations by itself, unless offloading or an eviction under way must be heeded."""
         limit = self._least()
         offloads = limit == inf and self._evictable.policy is not None
-        METER.restrict(limit, self._asked or (tracking.current is self and (offloads or keeps_memory())))
+        METER.restrict(limit, self._is_freeing or (tracking.current is self and (offloads or keeps_memory())))
 
     def _least(self) -> float:
         """The smallest limit of the budgets in force; infinite, if there are policies alone."""
         return min([b.limit for b in self._budgets], default=inf)
 
     def in_child(self) -> None:
-        """In a forked child nobody else makes room, and no other thread will ever leave a budget that it entered."""
-        self._asked = False
+        """Leave the budgets of other threads: in a forked child these threads do not exist."""
+        self._is_freeing = False
         self._set([b for b in self._budgets if b.thread == get_ident()])
         self._evictable.offloads.in_child()
-        self._open_room()
+        self._restrict_meter()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """No budget is in force in the block; what is recorded there has a graph and candidates of its own.
+        """Suspend all budgets in the block; what is recorded there has a graph and candidates of its own.
 
-        Who watches goes on: a plan that is in force is so in the block, too.
+        A plan in force (:meth:`watch`) stays in force.
         """
         before, reserved = dict(self.__dict__), METER.exchange_reservations({})
         self._evictable, self._graph, self._session = Evictable(), _none, _none
-        self._here, self._passed, self._asked, self.last_resorts = 0, [], False, weakref.WeakSet()
+        self._here, self._passed_over, self._is_freeing, self.last_resorts = 0, [], False, weakref.WeakSet()
         self._decide([b for b in self._budgets if b.limit == inf and b.policy is None])
         try:
             yield
@@ -171,34 +171,34 @@ class Manager(Tracker):
             self.__dict__.update(before)
             tracking.install_budget(self if self._budgets else None)
             METER.exchange_reservations(reserved)
-            self._open_room()
+            self._restrict_meter()
             self._limit_pools()
 
-    # What the engine tells -------------------------------------------------------------------------------------
+    # Reports of the engine --------------------------------------------------------------------------------------
 
     def applied(self, node: Node, inputs: tuple[Buffer, ...]) -> None:
-        """``node`` is applied to ``inputs``."""
+        """Report an application to the ledger and to the plan in force."""
         LEDGER.applied(node, inputs)
         if self._watch is not None:
             self._watch(node, inputs)
 
     def watch(self, f: Callable[[Node, tuple[Buffer, ...]], None] | None) -> None:
-        """Tell ``f`` of every node before it is applied, from now on; None: nobody."""
+        """Call ``f`` with every node before it is applied, from now on; None: no longer."""
         self._watch = f
 
     def release(self, nodes: Sequence[int], read: Sequence[Retained], answer: Answer) -> None:
-        """Of the values of ``nodes`` (by index), drop what only tapes want; OFFLOAD moves it to another memory.
+        """Evict those values of ``nodes`` (by index) that only tapes refer to; OFFLOAD moves them to another memory.
 
-        What the nodes have ``read`` of others stays until dropped values have been made again.
+        ``read``: values of other nodes that these have read, kept until the evicted ones have been recomputed.
         """
         graph = self._present()
         if graph is not None:
-            fill(asked_of([r for i in nodes if (r := graph.recipes.get(i)) is not None]))
+            realize(asked_of([r for i in nodes if (r := graph.recipes.get(i)) is not None]))
             sources = [r for r in read if isinstance(r, SavedBuffers)]
             self._evictable.release(graph, nodes, sources, answer)
 
     def graph(self) -> Session:
-        """What a recording holds from its beginning to its end: recordings that overlap share it."""
+        """Return the session, which a recording holds from beginning to end; recordings that overlap share it."""
         graph = self._recipes()
         if graph.present() is None:
             self._return(graph)
@@ -211,12 +211,12 @@ class Manager(Tracker):
         return session
 
     def _return(self, graph: Graph) -> None:
-        """Fill values of the user's that an earlier session left evicted, while there is memory for them.
+        """Refill the user's values that an earlier session left evicted, while there is memory for them.
 
-        They stay then: so the recordings to come need not keep what they are computed from.
+        They stay filled, so later recordings need not keep what they are computed from.
         """
         for buffer in graph.survivors():
-            if METER.limit != inf and self._has_room(buffer.node.aval.nbytes):
+            if METER.limit != inf and self._fits(buffer.node.aval.nbytes):
                 stored(buffer)
         graph.survivors()
 
@@ -229,7 +229,7 @@ class Manager(Tracker):
             del session
 
     def _recipes(self) -> Graph:
-        """The graph of all that is kept; a new one if the last one has gone."""
+        """Return the graph of recipes: the present one, or a new one."""
         return self._present() or self._new_graph()
 
     @synchronized
@@ -244,23 +244,23 @@ class Manager(Tracker):
         return self._graph()
 
     def made(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """A node was applied where something records."""
+        """Note the recipe of a node, if a session is open."""
         session = self._session()
         if session is not None:
             session.graph.add(node, inputs, out)
             self._here = node.index
 
     def named(self, buffer: Buffer, name: str) -> None:
-        """The user calls a value ``name``; if a policy then wants it kept, it is made now."""
+        """Note the user's ``name`` of a value; if the policy then saves it, evaluate it now."""
         graph = self._present()
         recipe = None if graph is None else graph.recipes.get(buffer.root().node.index)
         if graph is not None and recipe is not None:
             answer = self._evictable.named(graph, recipe, name)
             if answer is not RECOMPUTE:
-                fill((buffer,))
+                realize((buffer,))
 
     def filled(self, buffer: Buffer) -> None:
-        """A buffer has got its bytes, or takes the place of its node's: a copy of a view."""
+        """Note that a buffer has bytes, or replaces its node's buffer: a copy of a view."""
         graph = self._present()
         recipe = None if graph is None else graph.recipes.get(buffer.node.index)
         if graph is not None and recipe is not None:
@@ -270,7 +270,7 @@ class Manager(Tracker):
                 graph.alive(recipe, buffer)
 
     def save(self, buffers: tuple[Buffer, ...], by: str = "") -> Retained:
-        """Return what is to be held of ``buffers``; those that have recipes may be evicted later."""
+        """Return :class:`SavedBuffers` of ``buffers`` that may be evicted later; themselves if none can be."""
         if LEDGER.detailed or LEDGER.journal is not None:
             LEDGER.save(buffers, by)
         graph = self._graph() or self._new_graph()
@@ -298,12 +298,12 @@ class Manager(Tracker):
         if not METER.reserve(nbytes):
             if METER.limit == inf:
                 self._offload()
-            self._with_room(nbytes, names, METER.reserve_anyway, nbytes)
+            self._reserve_by_evicting(nbytes, names, METER.reserve_anyway, nbytes)
 
     def admit(self, nbytes: int, buffer: Buffer, count: Callable[[], None]) -> None:
         """Free memory for ``nbytes`` that ``buffer`` owns, a small value or an array, and ``count`` them."""
         name = "a new array" if buffer.node.prim is LEAF else buffer.node.prim.name
-        self._with_room(max(0, nbytes - METER.reserved), (name,), count)
+        self._reserve_by_evicting(max(0, nbytes - METER.reserved), (name,), count)
 
     def replaced(self, buffer: Buffer) -> None:
         """The value of the buffer's node is here now: a copy of a view."""
@@ -313,41 +313,43 @@ class Manager(Tracker):
             graph.alive(recipe, buffer)
 
     @synchronized
-    def relieve(self, nbytes: int) -> bool:
-        """The device itself has no room: drop about so many bytes; False if nothing could be dropped."""
+    def free_device_memory(self, nbytes: int) -> bool:
+        """Evict about ``nbytes``, since the device itself is out of memory; False if nothing could be freed."""
         before = LEDGER.live_bytes
-        while before - LEDGER.live_bytes < max(1, nbytes) and (self._drop_one() or self._drop_unsaved()):
+        while before - LEDGER.live_bytes < max(1, nbytes) and (self._evict_one() or self._evict_unsaved()):
             pass
         return reclaim(nbytes) > 0 or LEDGER.live_bytes < before
 
-    # Making room -----------------------------------------------------------------------------------------------
+    # Freeing memory --------------------------------------------------------------------------------------------
 
     @synchronized
     def _offload(self) -> None:
         self._evictable.offload(self._here)
 
     @synchronized
-    def _with_room(self, nbytes: int, names: Sequence[str], take: Callable[..., Any] = bool, *args: Any) -> None:
-        """Make room, and ``take(*args)`` it before anybody else can."""
-        outer, self._asked = self._asked, True
+    def _reserve_by_evicting(
+        self, nbytes: int, names: Sequence[str], take: Callable[..., Any] = bool, *args: Any
+    ) -> None:
+        """Free ``nbytes`` and call ``take(*args)``, which counts them, before another thread can take them."""
+        outer, self._is_freeing = self._is_freeing, True
         try:
             METER.restrict(METER.limit, always_asks=True)
-            self._make_room(nbytes, names)
+            self._free_memory(nbytes, names)
             take(*args)
         finally:
-            self._asked = outer
-            self._open_room()
+            self._is_freeing = outer
+            self._restrict_meter()
 
-    def _make_room(self, nbytes: int, names: Sequence[str]) -> None:
+    def _free_memory(self, nbytes: int, names: Sequence[str]) -> None:
         offloads = self._evictable.offloads
         while (over := self._taken() + nbytes - METER.limit) > 0:
             if not (
-                offloads.give_way(int(over))
-                or self._drop_one()
+                offloads.free_memory(int(over))
+                or self._evict_one()
                 or reclaim(int(over))
                 or self._drop_last_resort()
-                or self._drop_unsaved()
-                or self._give_way(over)
+                or self._evict_unsaved()
+                or self._raise_limit(over)
                 or collected()
             ):
                 taken = self._taken()
@@ -357,20 +359,19 @@ class Manager(Tracker):
     def _taken(self) -> int:
         return METER.committed_bytes + kept_bytes()
 
-    def _drop_one(self) -> bool:
-        """Drop the best candidate that nobody holds; False if there is none, and nothing went while one was sought.
+    def _evict_one(self) -> bool:
+        """Evict the best candidate; False if there is none, and nothing was freed meanwhile.
 
-        What somebody holds is passed over; if there is much of it (a user may hold thousands of values, and each look
-        costs time), for several rounds.
+        Values in use are passed over; if they are many, for several rounds, since each attempt costs time.
         """
         before = LEDGER.live_bytes
-        return self._drop_best() or LEDGER.live_bytes < before
+        return self._evict_best() or LEDGER.live_bytes < before
 
-    def _drop_best(self) -> bool:
+    def _evict_best(self) -> bool:
         evictable, before = self._evictable, LEDGER.live_bytes
         evictable.register_new()
         self._rounds += 1
-        if len(self._passed) < _PASSED_FOR or self._rounds % _PASSED_FOR == 0:
+        if len(self._passed_over) < _LOOK_AGAIN_AFTER or self._rounds % _LOOK_AGAIN_AFTER == 0:
             self._offer_again()
         looked_at = 0
         while True:
@@ -379,48 +380,48 @@ class Manager(Tracker):
                     if best[0].slot is None:
                         LEDGER.evicted()
                     return True
-                if LEDGER.live_bytes < before:  # what it was made from has gone instead
+                if LEDGER.live_bytes < before:  # what it was computed from was freed instead
                     return False
                 if evictable.candidates.pass_over(best[0]):
-                    self._passed.append((weakref.ref(best[0]), weakref.ref(best[1])))  # it may go any time
+                    self._passed_over.append((weakref.ref(best[0]), weakref.ref(best[1])))  # its use may end any time
                     looked_at += 1
-            if looked_at == len(self._passed) and not evictable.candidates.offer_spared():  # all of them, just now
+            if looked_at == len(self._passed_over) and not evictable.candidates.offer_spared():  # all of them, just now
                 self._offer_again()
                 return False
             looked_at = 0
             self._offer_again()
 
-    def _drop_unsaved(self) -> bool:
-        """Drop a value that no tape saves, but the program holds; False if there is none."""
+    def _evict_unsaved(self) -> bool:
+        """Evict a value that only the program refers to; False if there is none."""
         graph = self._present()
         if graph is None:
             return False
-        self._evictable.offer_all(graph)
-        return self._drop_one()
+        self._evictable.offer_unsaved(graph)
+        return self._evict_one()
 
     def _drop_last_resort(self) -> bool:
-        """Drop what costs least among what is dropped only before an error; False if there is nothing."""
-        offers = [x for x in self.last_resorts if x.droppable]
+        """Free the cheapest last resort; False if there is none."""
+        offers = [x for x in self.last_resorts if x.is_droppable]
         if not offers:
             return False
         min(offers, key=lambda x: x.price()).drop()
         return True
 
-    def _give_way(self, nbytes: float) -> bool:
-        """Raise the smallest limit by so many bytes; False if that of a block may not be."""
+    def _raise_limit(self, nbytes: float) -> bool:
+        """Raise the smallest limit by ``nbytes``; False if its block does not allow that."""
         lowest = [b for b in self._budgets if b.limit == METER.limit]
         if not all(b.yields for b in lowest):
             return False
         self._set([replace(b, limit=b.limit + nbytes) if b in lowest else b for b in self._budgets])
-        self._open_room()
+        self._restrict_meter()
         self._limit_pools()
         return True
 
     def _offer_again(self) -> None:
-        for recipe, graph in [(r(), g()) for r, g in self._passed]:
+        for recipe, graph in [(r(), g()) for r, g in self._passed_over]:
             if recipe is not None and graph is not None:
                 self._evictable.candidates.refresh(recipe, graph)
-        self._passed = []
+        self._passed_over = []
 
     def _infeasible(self, nbytes: int, names: Sequence[str], taken: int) -> BudgetError:
         graph = self._present()
@@ -437,7 +438,7 @@ class Manager(Tracker):
             replay(graph, list(recipes.values()), self._evictable)
 
     def read_saved(self, saved: SavedBuffers) -> None:
-        """A rule reads ``saved``: fill what is evicted."""
+        """Fill the evicted buffers of ``saved``, which a rule reads."""
         graph, here, evicted, arrays = saved.graph, 0, [], []
         records = graph.present() is not None
         for b, recipe in zip(saved.buffers, saved.recipes, strict=True):
@@ -457,15 +458,15 @@ class Manager(Tracker):
 
     @synchronized
     def _prefetch(self, here: int) -> None:
-        self._evictable.offloads.prefetch(here, self._has_room)
+        self._evictable.offloads.prefetch(here, self._fits)
 
     @synchronized
     def bring(self, moved: Moved) -> bool:
-        """Start bringing a value back that was offloaded, if there is room."""
-        return self._evictable.offloads.bring(moved, self._has_room)
+        """Start fetching an offloaded value, if its bytes fit."""
+        return self._evictable.offloads.bring(moved, self._fits)
 
-    def _has_room(self, nbytes: int) -> bool:
-        """Whether a value may come back early: twice its bytes are left to what runs meanwhile."""
+    def _fits(self, nbytes: int) -> bool:
+        """Whether ``nbytes`` may be fetched early: twice as much is left to what runs meanwhile."""
         return self._taken() + 3 * rounded(nbytes) <= METER.limit
 
 
@@ -488,4 +489,4 @@ class _Reserved:
 MANAGER = Manager()
 locks.in_child(MANAGER.in_child)
 METER.under_pressure = MANAGER.admit
-oom_retry.helpers(lambda nbytes: MANAGER.relieve(nbytes), live_set)
+oom_retry.helpers(lambda nbytes: MANAGER.free_device_memory(nbytes), live_set)

@@ -1,13 +1,13 @@
-"""Recipes: how to recompute a value whose buffer was evicted, and what a tape's record keeps of it.
+"""Recipes: how to recompute a value whose buffer was evicted, and what a tape's record saves of it.
 
 Within a budget the nodes that a tape may need again are noted in a :class:`Graph`: each :class:`Recipe` names its
 inputs' recipes, and the buffers of inputs that have none (variables, data, values of earlier recordings).  A recipe
 refers to its value weakly, so values are freed at their last use as ever.  **Eviction empties the buffer** and leaves
 all references to it in place: handles, records and pending values find it empty, and whoever reads it fills it again.
 
-What refers to a recipe: a record that saves the value (:class:`SavedBuffers`), a recipe that is computed from it, an
-evicted buffer, and, while something records, every buffer that is alive, since it may come to be saved.  So what no
-tape needs goes at once, and a value's history when nothing records.
+A recipe is referenced by the records that save its value (:class:`SavedBuffers`), by the recipes computed from it, by
+its evicted buffer, and, during a session, by its buffer in any state, since that may come to be saved.  So a value that
+no tape needs is freed at once, and its history when the session ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class EvictionCandidate:
-    """What is known of a value whose bytes may be evicted.
+    """A value whose bytes may be evicted.
 
     ``readers``: nodes (by index) whose values may show these bytes, or be pending and read them.  ``near``: the
     candidates next to it, with none in between.  ``cost``: of recomputing it from those.  ``part``: while it is
@@ -58,7 +58,7 @@ class EvictionCandidate:
 
 @final
 class Recipe:
-    """How the value of ``node`` comes from ``inputs`` (recipes, or buffers of what has none).
+    """How to compute the value of ``node`` from ``inputs`` (recipes, or buffers of values that have none).
 
     ``buffer``: a weak reference to its present buffer.  ``saves``: what records hold of it.  ``times``: how often it
     was recomputed.  ``names``: what the user calls it; ``kept``: by the user, from eviction.  ``slot``: its bytes in a
@@ -100,7 +100,7 @@ class Recipe:
         return b is None or (b.array is None and b.state == EVICTED)
 
     def save(self, weak: weakref.ref[SavedBuffers]) -> None:
-        """A record saves the value."""
+        """Note that a record saves the value."""
         saves = self.saves
         if not saves:
             self.saves = [weak]
@@ -118,7 +118,7 @@ class Recipe:
         return sum([b is buffer for weak in self.saves if (s := weak()) is not None for b in s.buffers])
 
     def along(self) -> Recipe | None:
-        """The by-product that is computed along with the value: one that tapes save, and that has been evicted."""
+        """Return the saved by-product that is computed along with the value, if it has been evicted."""
         beside = None if self.beside is None or self.slot is not None else self.beside()
         if beside is not None and beside.slot is None and beside.lacks_value() and beside.is_saved():
             return beside
@@ -131,7 +131,7 @@ class Recipe:
 
 @final
 class SavedBuffers:
-    """What a record keeps within a budget: ``buffers``, and the ``recipes`` of those that may be evicted."""
+    """What a record saves within a budget: ``buffers``, and the ``recipes`` of those that may be evicted."""
 
     __slots__ = ("__weakref__", "buffers", "graph", "recipes")
 
@@ -141,12 +141,12 @@ class SavedBuffers:
         self.recipes = recipes
 
     def restored(self) -> tuple[Buffer, ...]:
-        """The buffers; those that were evicted are filled."""
+        """Return the buffers; fill those that were evicted."""
         self.graph.read(self)
         return self.buffers
 
     def there(self) -> tuple[Buffer, ...]:
-        """The buffers that are not evicted."""
+        """Return the buffers that are not evicted."""
         return tuple([b for b in self.buffers if b.array is not None or b.state != EVICTED])
 
 
@@ -155,7 +155,7 @@ def _checksum(buffer: Buffer) -> bytes:
 
 
 class Index:
-    """Recipes by the index of their node, held by others; the numbers of those that are gone are dropped in time."""
+    """Weak references to recipes by the index of their node; dead ones are removed now and then."""
 
     def __init__(self) -> None:
         self.refs: dict[int, weakref.ref[Recipe]] = {}
@@ -163,7 +163,7 @@ class Index:
         self._lock = locks.lock()
 
     def get(self, index: int) -> Recipe | None:
-        """The recipe of the node of that index, if there is one."""
+        """Return the recipe of the node of that index, if there is one."""
         ref = self.refs.get(index)
         return None if ref is None else ref()
 
@@ -179,17 +179,17 @@ class Index:
         self.refs[index] = weakref.ref(recipe)
 
     def clear_gone(self) -> None:
-        """Drop the numbers of those that are gone, if the rest has doubled; told now and then."""
+        """Remove dead references if their number may have doubled."""
         refs = self.refs
         if len(refs) > self._clear_at:
-            with self._lock:  # recordings of several threads share a graph: they may add while one of them clears
-                for i in list(refs):  # makes no tuples, so no collection begins, and no other thread runs meanwhile
+            with self._lock:  # threads share a graph: they may add while one of them clears
+                for i in list(refs):
                     if (known := refs.get(i)) is not None and known() is None:
                         refs.pop(i, None)
                 self._clear_at = max(4096, 2 * len(refs))
 
     def values(self) -> list[Recipe]:
-        """All recipes there are."""
+        """Return all recipes."""
         return [r for ref in list(self.refs.values()) if (r := ref()) is not None]
 
     def __len__(self) -> int:
@@ -197,10 +197,10 @@ class Index:
 
 
 class Session:
-    """What recordings and backward passes in progress hold: until it ends, values that are alive hold their recipes.
+    """A span of recordings and backward passes, each of which holds it: until it ends, live values hold their recipes.
 
-    When the last of them ends, only those recipes are left that a saved or evicted value needs: so a tape that lives on
-    holds nothing of later steps, and a value carried from step to step does not carry its history along.
+    Afterwards only recipes that a saved or evicted value needs are left: so a tape that lives on holds nothing of later
+    steps, and a value carried from step to step does not carry its history along.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -217,7 +217,7 @@ class Session:
 class Graph:
     """The recipes of values that tapes save, or may come to save, by node index.
 
-    ``restore``: fills evicted buffers; ``read``: what a record has saved.
+    ``restore`` fills evicted buffers, ``read`` those that a record has saved.
     """
 
     def __init__(
@@ -228,13 +228,13 @@ class Graph:
         self._restore = restore
         self._session: weakref.ref[Session] | None = None
         self.number = next(_numbers)
-        """The number of the session, which no other graph has; before the first session, one that no value bears."""
+        """Number of the session, unique among graphs; before the first session, of no value."""
         self._sums: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # of memory of the user's
         self._live: list[weakref.ref[Buffer]] = []
-        """Values that hold their recipes; those that are gone are forgotten when it has doubled."""
+        """Values that hold their recipes; dead references are removed when it has doubled."""
         self._prune_at = _FIRST_PRUNING
         self._survivors: list[weakref.ref[Buffer]] = []
-        """Values that still hold their recipes though the session in which they were made has ended."""
+        """Values that still hold their recipes though their session has ended."""
         self.evicts_unsaved = False
         """Whether values that no tape saves have been offered for eviction since a session last began."""
 
@@ -243,7 +243,7 @@ class Graph:
         self._restore(self, buffers)
 
     def session(self) -> Session:
-        """What a recording is to hold from its beginning to its end."""
+        """Return the session, which a recording holds from beginning to end."""
         session = self.present()
         if session is None:
             session = Session(self)
@@ -252,13 +252,13 @@ class Graph:
         return session
 
     def present(self) -> Session | None:
-        """The session, if something records."""
+        """Return the session, if there is one."""
         return None if self._session is None else self._session()
 
     def add(self, node: Node, inputs: tuple[Buffer, ...], out: Buffer) -> None:
-        """Note how ``out`` was made; something records.
+        """Note how ``out`` was computed, during a session.
 
-        What other processes took part in has no recipe: they would have to make it again, too.
+        Results of collectives have no recipe: other processes would have to recompute them, too.
         """
         if node.prim.effect is not None:
             return
@@ -266,7 +266,7 @@ class Graph:
         session = self.number
         sources: list[Recipe | Buffer] = []
         for b in inputs:
-            try:  # most often it was made in this session, or has no recipe
+            try:  # the common case: it is of this session, or has no recipe
                 source = b.recipe
                 known = source.session
             except AttributeError:
@@ -275,7 +275,7 @@ class Graph:
                 sources.append(source)
             else:
                 sources.append(b if known == NEVER else self._source(b))
-        out.recipe = recipe = _new(Recipe)  # without the call of `__init__`: this is on the way of every operation
+        out.recipe = recipe = _new(Recipe)  # every operation comes here, so without the call of `__init__`
         recipe.node = node
         recipe.inputs = tuple(sources)
         recipe.buffer = own = getattr(out, "storage", None) or weakref.ref(out)  # a storage refers to it, too
@@ -291,9 +291,9 @@ class Graph:
             self.recipes.clear_gone()
 
     def _source(self, buffer: Buffer) -> Recipe | Buffer:
-        """What is noted of an operand: its recipe, or itself if it has none of this session.
+        """Return the recipe of an operand, or the buffer itself if it has none of this session.
 
-        So what is carried from one recording to the next does not carry its history along.
+        So a value carried from one recording to the next does not carry its history along.
         """
         recipe = self.recipes.get(buffer.node.index)
         if recipe is not None and recipe.session == self.number:
@@ -305,17 +305,17 @@ class Graph:
             if buffer.base is not None or buffer.node.params is SHARED:
                 self._note_shared(buffer)
             elif not hasattr(buffer, "recipe"):
-                buffer.recipe = _NO_RECIPE  # and never will have one
+                buffer.recipe = _NO_RECIPE  # nor ever will
         return buffer
 
     def _note_shared(self, buffer: Buffer) -> None:
-        """Note what memory of the user's holds when it is read."""
+        """Note the checksum of memory shared with the user when it is first read."""
         root = buffer.root()
         if root.node.params is SHARED and root not in self._sums:
             self._sums[root] = thread.executor.in_earnest(lambda: _checksum(root), b"")
 
     def check(self, buffer: Buffer) -> None:
-        """``buffer`` is read again.  Raises RecomputeError where the user has changed its memory meanwhile."""
+        """Check that memory shared with the user is unchanged.  Raises RecomputeError."""
         root = buffer.root()
         if root.node.params is SHARED:
             known = self._sums.get(root)
@@ -327,10 +327,10 @@ class Graph:
                 )
 
     def saving(self, buffers: tuple[Buffer, ...]) -> SavedBuffers | None:
-        """Return what keeps ``buffers``; None if none of them has a recipe."""
+        """Return the saved form of ``buffers``; None if none of them has a recipe."""
         recipes: list[Recipe | None] = []
         for b in buffers:
-            recipe = getattr(b, "recipe", None)  # most often of this session, or none
+            recipe = getattr(b, "recipe", None)  # commonly of this session, or none
             if recipe is None or recipe.session != self.number:
                 recipe = None if recipe is not None and recipe.session == NEVER else self.recipes.get(b.node.index)
             recipes.append(recipe)
@@ -344,7 +344,7 @@ class Graph:
         return saved
 
     def alive(self, recipe: Recipe, buffer: Buffer) -> None:
-        """The value of ``recipe`` is, or will be, in ``buffer`` now."""
+        """Note that ``buffer`` holds, or will hold, the value of ``recipe``."""
         recipe.sources = ()
         if recipe.buffer() is not buffer:
             recipe.buffer = weakref.ref(buffer)
@@ -359,18 +359,18 @@ class Graph:
 
     def may_evict(self, recipe: Recipe, buffer: Buffer) -> None:
         """Let ``buffer`` hold its recipe until the session ends, unless it is kept for good."""
-        if recipe.pinned is not None:  # or the two would hold each other
+        if recipe.pinned is not None:  # a cycle otherwise
             return
         buffer.recipe = recipe
         self._live.append(weakref.ref(buffer))
 
     @property
     def live(self) -> list[Buffer]:
-        """The buffers that hold their recipes."""
+        """The live buffers that hold their recipes."""
         return [b for weak in (*self._live, *self._survivors) if (b := weak()) is not None]
 
     def survivors(self) -> list[Buffer]:
-        """The evicted values that no tape saves, the user's; those that are there keep their bytes, and no recipe.
+        """Return the evicted values that no tape saves, which are the user's; filled ones lose their recipes.
 
         Called when a session is about to begin.
         """
@@ -388,12 +388,12 @@ class Graph:
         return survivors
 
     def pin(self, recipe: Recipe, buffer: Buffer) -> None:
-        """Keep the value for good, and forget what it was made from."""
+        """Keep the value for good, and forget what it was computed from."""
         recipe.pinned, recipe.inputs = buffer, ()
-        buffer.recipe = None  # or the two would hold each other
+        buffer.recipe = None  # a cycle otherwise
 
     def forget_live(self) -> None:
-        """Nothing records any more."""
+        """End the session: live values lose their recipes unless they are, or may be, evicted."""
         self.recipes.clear_gone()
         live, self._live = self._live, []
         for weak in live:
@@ -405,17 +405,17 @@ class Graph:
                 b.recipe = None
 
     def saved(self) -> Iterator[tuple[Recipe, Buffer]]:
-        """All values that tapes save and that are there, with their recipes."""
+        """Yield the filled values that tapes save, with their recipes."""
         for recipe in self.recipes.values():
             buffer = recipe.filled()
             if buffer is not None and recipe.is_saved():
                 yield recipe, buffer
 
     def held(self, node: Node, mine: bool) -> bool | None:
-        """Whether somebody may still ask for the node's value; ``mine``: the asking record saves it.
+        """Whether the node's value may still be requested; ``mine``: the requesting record saves it.
 
-        Who has it: a handle, a pending value, another record (which may hand it out again).  None of values without a
-        recipe: references to their nodes tell.
+        It may be by a handle, a pending value, or another record.  None of values without a recipe: references to their
+        nodes tell.
         """
         recipe = self.recipes.get(node.index)
         if recipe is None:
@@ -425,7 +425,7 @@ class Graph:
 
 
 def bytes_held_for(recipe: Recipe) -> int:
-    """Bytes of the buffers (data, nothing that can be made again) that are alive only so that it can be made again."""
+    """Return the bytes of leaf buffers that are alive only so that ``recipe`` can be recomputed."""
     known: Counter[int] = Counter()
     leaves: dict[int, Buffer] = {}
     seen: set[int] = set()
@@ -457,7 +457,7 @@ _FIRST_CLEARED = 16
 
 
 def roots(buffer: Buffer) -> list[Buffer]:
-    """The filled buffers whose bytes ``buffer`` holds: its own, a view's base, or what a pending one is made from."""
+    """Return the filled buffers whose bytes ``buffer`` holds: itself, a view's base, a pending one's leaves."""
     if buffer.array is not None:
         return [buffer.root()]
     owners = [b.root() for b in collect((buffer,)).leaves if b.array is not None]
@@ -465,7 +465,7 @@ def roots(buffer: Buffer) -> list[Buffer]:
 
 
 def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
-    """The pending values of ``recipes`` that something refers to besides tapes and pending values among them."""
+    """Return the pending values of ``recipes`` that are referenced by more than tapes and each other."""
     buffers: dict[int, Buffer] = {}
     known: Counter[int] = Counter()
     for recipe in recipes:
@@ -480,10 +480,10 @@ def asked_of(recipes: Iterable[Recipe]) -> list[Buffer]:
 
 
 def in_hand(recipe: Recipe, others: Iterable[Recipe]) -> bool:
-    """Whether anything besides tapes refers to the bytes of ``recipe``'s value; ``others``: what shows or reads them.
+    """Whether anything but tapes refers to the bytes of ``recipe``'s value: a handle, or a running operation.
 
-    A handle of the user's, or an operation under way.  That is known by counting references: those from records, and
-    from views and pending buffers that only records hold, are known.
+    ``others``: recipes of values that show or read these bytes.  References are counted; those from records, and from
+    views and pending buffers that only records hold, are subtracted.
     """
     known: Counter[int] = Counter()
     buffers: dict[int, Buffer] = {}

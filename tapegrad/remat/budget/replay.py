@@ -1,4 +1,4 @@
-"""Recomputing evicted values: what is missing is collected, and each node run once, in the order of the tape.
+"""Recomputation of evicted values: collect the missing nodes, and run each once, in program order.
 
 What has moved to a tier is brought back from there.  Recorders are not notified of a value that is recomputed.
 """
@@ -18,27 +18,27 @@ from tapegrad.tracing.phase import during
 
 
 class Evictor(Protocol):
-    """Evicts values, as far as a replay has to do with it."""
+    """The part of :class:`Evictable` that a replay uses."""
 
     def registered(self, graph: Graph, recipe: Recipe, buffer: Buffer) -> None:
-        """A value has a buffer again."""
+        """Register a recomputed value."""
 
     def spare(self, recipes: Iterable[Recipe]) -> None:
-        """These will be read; others shall be evicted first."""
+        """Evict others before these, which will be read."""
 
     def unspare(self, graph: Graph, recipes: Iterable[Recipe]) -> None:
-        """These have been read for the last time."""
+        """End the sparing of these."""
 
 
 Values = dict[int, tuple[Buffer, Any]]
-"""Buffers by node index, with their arrays, or those that pending ones read: none is evicted while it is here."""
+"""Buffers by node index, with the arrays that they show or read, which are not evicted while they are held here."""
 
 
 def replay(graph: Graph, targets: list[Recipe], evictor: Evictor) -> Values:
     """Return the values of ``targets``, recomputed.
 
-    Values that were there when the replay was planned are evicted last while it runs, and then recomputed when it comes
-    to them.
+    Values that were filled when the replay was planned are evicted last while it runs; if so, they are recomputed when
+    they are read.
     """
     order, reads, uses = _missing(targets)
     values: Values = {}
@@ -63,7 +63,7 @@ def _recompute(
     there: dict[int, list[Recipe]],
     evictor: Evictor,
 ) -> None:
-    """Run ``order``, and put into ``values`` what is used later."""
+    """Run ``order``; put values that are used later into ``values``."""
     written = {recipe.node.index: by for recipe in order if (by := recipe.along()) is not None}
     later = {by.node.index for by in written.values()}
     for recipe in order:
@@ -91,21 +91,21 @@ def _recompute(
 
 
 def _read(indices: Iterable[int], values: Values, uses: dict[int, int]) -> None:
-    """A value has been computed from those of ``indices``; what nothing else reads goes."""
+    """Note that the values of ``indices`` were read once more; release those that nothing else reads."""
     for index in indices:
         uses[index] -= 1
         buffer, _ = values.pop(index, (None, None))
         if buffer is not None and uses[index]:
-            values[index] = buffer, _arrays(buffer)  # it may have been evaluated now
+            values[index] = buffer, _arrays(buffer)  # it may have been evaluated by now
 
 
 def _arrays(buffer: Buffer) -> Any:
-    """What ``buffer`` shows, or is to be computed from."""
+    """Return the array that ``buffer`` shows, or those that it is to be computed from."""
     return collect((buffer,)).arrays if buffer.array is None else buffer.array
 
 
 def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
-    """The candidates that are there and that the replay reads, by the index of the node that reads them last."""
+    """Return the filled candidates that the replay reads, by the index of the node that reads them last."""
     last: dict[int, tuple[int, Recipe]] = {}
     for recipe in order:
         for i in _sources(recipe):
@@ -120,12 +120,12 @@ def _there(graph: Graph, order: list[Recipe]) -> dict[int, list[Recipe]]:
 
 
 def _sources(recipe: Recipe) -> tuple[Recipe | Buffer, ...]:
-    """What a value is computed from; nothing if its bytes are in a tier."""
+    """Return the inputs from which a value is recomputed; none if its bytes are in a tier."""
     return recipe.inputs if recipe.slot is None else ()
 
 
 def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, list[int]], dict[int, int]]:
-    """The recipes to run for ``targets``, in order; which of them each reads; how often each is read.
+    """Return the recipes to run for ``targets``, in order; which of them each reads; how often each is read.
 
     Each target is read once more, by the caller.
     """
@@ -148,7 +148,7 @@ def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, list[int]],
 
 
 def _lacking(source: Recipe | Buffer) -> list[Recipe]:
-    """What must be recomputed so that ``source`` has a value: itself, or what a pending one reads."""
+    """Return the recipes to run so that ``source`` has a value: itself, or those that a pending one reads."""
     if type(source) is Recipe and source.lacks_value():
         return [source]
     buffer: Any = source.value() if type(source) is Recipe else source
@@ -171,7 +171,7 @@ def _input(graph: Graph, source: Recipe | Buffer, values: Values, evictor: Evict
 
 
 def _fetched(graph: Graph, recipe: Recipe, evictor: Evictor) -> Buffer:
-    """A value whose bytes are in a tier; where the tier fails, it is recomputed.  Raises MemoryErrors as they come."""
+    """Fetch a value from its tier; recompute it if the tier fails.  Raises MemoryError."""
     try:
         return recipe.slot.fetch(recipe.node, recipe.value())
     except MemoryError:
@@ -185,7 +185,7 @@ def _computed(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
     LEDGER.restored()
     recipe.times += 1
     into = recipe.value()
-    if recipe.node.prim is LEAF:  # the same bytes under another node
+    if recipe.node.prim is LEAF:  # an alias
         (source,) = inputs
         array = stored(source)
         return Buffer(array, recipe.node, base=source.root()) if into is None else into.show(array, source.root())
@@ -193,7 +193,7 @@ def _computed(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
 
 
 def _both(recipe: Recipe, beside: Recipe, inputs: tuple[Buffer, ...]) -> Iterator[tuple[Recipe, Buffer]]:
-    """A value, and the by-product that its operation writes along."""
+    """Compute a value and the by-product that its operation writes along."""
     by_product = postponed(beside.node, inputs, beside.value())
     yield recipe, _computed(recipe, (*inputs, by_product))
     LEDGER.restored()

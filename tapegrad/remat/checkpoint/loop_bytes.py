@@ -25,7 +25,7 @@ from tapegrad.core.state import during
 from tapegrad.core.storage import METER
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.errors import BudgetError, RecomputeError
 from tapegrad.remat.checkpoint.rerun_tape import snapshots
 from tapegrad.remat.schedules.online import Online
@@ -102,7 +102,7 @@ def _needs_of(loop: Loop, state: Any, outer: list[Recorder], taping: bool) -> tu
     """
     ((state,), _) = snapshots((state,), {})
     leaves = [x._buffer if isinstance(x, Tensor) else x._cell.get() for x in _tensors(state)]
-    fill(leaves)
+    realize(leaves)
     trial = _Trial(loop, leaves)
     probe = _Probe([b for b in leaves if any(r.follows(b) for r in outer)], outer)
 
@@ -149,7 +149,7 @@ class _Trial:
     def _run(self, state: Any, i: int) -> Any:
         y, output = self._step(state, i, True)
         buffers = [x._buffer for x in _tensors(y) if isinstance(x, Tensor)]
-        fill(buffers)
+        realize(buffers)
         self.state_bytes = max(self.state_bytes, sum(n for i, n in _storages(buffers).items() if i not in self._first))
         return (y, output) if self._outputs else y
 
@@ -163,7 +163,7 @@ class _Trial:
         for i in range(self._steps):
             live = m.live_bytes
             state, _ = self._step(state, i, True)
-            fill([x._buffer for x in _tensors(state) if isinstance(x, Tensor)])
+            realize([x._buffer for x in _tensors(state) if isinstance(x, Tensor)])
         return m.live_bytes - live
 
 
@@ -183,7 +183,7 @@ class _Probe(Trace):
         y = self.during(f, state)
         tensors = [x for x in _tensors(y) if isinstance(x, Tensor)]  # computed: a call's results are
         cts = {x._buffer.node.index: x * 0 + 1 for x in tensors if is_inexact(x.dtype)}
-        fill([ct._buffer for ct in cts.values()])
+        realize([ct._buffer for ct in cts.values()])
         del y, tensors
         self.pull(cts)
 

@@ -16,7 +16,7 @@ from tapegrad.core.cell import Seen, lookout
 from tapegrad.core.node import next_index
 from tapegrad.core.state import during, thread
 from tapegrad.device.numerics import bits
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.remat.checkpoint.rerun_tape import (
     Cotangents,
     Derived,
@@ -177,7 +177,7 @@ class FirstRun:
         count = len(results) - len(nest.flatten(output))
         state = settled(state, results[:count], made_after)
         self._enter(state, results[:count])
-        fill([r._buffer for r in results[count:] if isinstance(r, Tensor)])
+        realize([r._buffer for r in results[count:] if isinstance(r, Tensor)])
         self.output_avals = avals_of(results[count:])
         self.outputs.append(nest.rebuild(output, (alone(r, made_after) for r in results[count:])))
         return results
@@ -212,6 +212,6 @@ def indices_of(results: list[object]) -> list[int | None]:
 
 def settled(y: Any, results: list[object], made_after: int) -> Any:
     """A state with its values computed, none of which keeps more alive than itself; variables stay variables."""
-    fill([r._buffer for r in results if isinstance(r, Tensor)])
+    realize([r._buffer for r in results if isinstance(r, Tensor)])
     leaves = zip(nest.flatten(y), results, strict=True)
     return nest.rebuild(y, (leaf if isinstance(leaf, Variable) else alone(r, made_after) for leaf, r in leaves))

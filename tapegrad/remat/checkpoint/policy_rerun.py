@@ -15,8 +15,8 @@ from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.state import thread
-from tapegrad.engine.delegating_executor import Above
-from tapegrad.engine.realize import array_of, fill
+from tapegrad.engine.delegating_executor import DelegatingExecutor
+from tapegrad.engine.realize import array_of, realize
 from tapegrad.errors import OffloadError, RecomputeError
 from tapegrad.remat.budget.manager import MANAGER
 from tapegrad.remat.checkpoint.rerun_tape import Lookout, Postponing
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Noting(Above):
+class Noting(DelegatingExecutor):
     """Notes, in a first run, the values that ``policy`` saves or offloads.
 
     ``saved``: by place, the primitive's node and the value: its buffer, or what was moved to a tier.  ``count``: of the
@@ -71,7 +71,7 @@ class Noting(Above):
         if index in self._places:
             self._names[index] = (*self._names.get(index, ()), name)
             if asked(self._policy, owner.node, self._names[index]) is not RECOMPUTE:
-                fill((owner,))
+                realize((owner,))
                 self._pending.discard(index)
                 self._ask(owner)
 

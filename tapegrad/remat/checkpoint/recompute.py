@@ -24,7 +24,7 @@ from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import nested, thread
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
-from tapegrad.engine.realize import array_of, fill
+from tapegrad.engine.realize import array_of, realize
 from tapegrad.errors import RecomputeError
 from tapegrad.remat.checkpoint.checkpoint import Checkpoint, record_escaped, recorders_of_a_call, renamed
 from tapegrad.remat.checkpoint.policy_rerun import Noting, Taking
@@ -225,7 +225,7 @@ class CheckpointedCall(Checkpoint):
         def run(watch: Lookout, seen: Seen) -> tuple[Any, list[object]]:
             y = self._run_first(args, kwargs, watch, seen)
             results = results_of(y, watch)
-            fill([r._buffer for r in results if isinstance(r, Tensor)])
+            realize([r._buffer for r in results if isinstance(r, Tensor)])
             return y, results
 
         (y, results), watch, seen = self.setting.noting(hidden, pushers, run)
@@ -371,7 +371,7 @@ class CheckpointedCall(Checkpoint):
         if self._owner._check is None:
             return None
         tensors = [r for r in results if isinstance(r, Tensor)]
-        fill([t._buffer for t in tensors])
+        realize([t._buffer for t in tensors])
         nothing: tuple[bytes, ...] = ()
         return thread.executor.in_earnest(lambda: tuple(bits.checksum(_whole(t)) for t in tensors), nothing)
 

@@ -19,7 +19,7 @@ from tapegrad.core.primitive import Barrier, Opaque
 from tapegrad.core.protocols import Call, Recorder
 from tapegrad.core.state import thread
 from tapegrad.device import is_array
-from tapegrad.engine.delegating_executor import Above
+from tapegrad.engine.delegating_executor import DelegatingExecutor
 from tapegrad.engine.lowering import copy_of
 from tapegrad.engine.realize import catch_up, postponed
 from tapegrad.errors import RecomputeError
@@ -359,7 +359,7 @@ class RerunTrace(Trace):
             self._stands_for(index, variable.construction_number, len(known) - 1)
 
 
-class Postponing(Above):
+class Postponing(DelegatingExecutor):
     """Postpones what a rerun applies until a rule, or the function itself, reads it.
 
     So a rerun runs the whole function (it may print, count, draw), but computes no value that nobody reads, such as the

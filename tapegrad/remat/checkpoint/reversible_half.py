@@ -26,7 +26,7 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.cell import Seen
 from tapegrad.core.protocols import Recorder
 from tapegrad.core.state import during, thread
-from tapegrad.engine.realize import array_of, fill
+from tapegrad.engine.realize import array_of, realize
 from tapegrad.errors import RecomputeError
 from tapegrad.remat.checkpoint.checkpoint import (
     Checkpoint,
@@ -132,7 +132,7 @@ class Coupling:
     def first_run(self, a: Tensor, b: Tensor, watch: Lookout) -> Tensor:
         """``a + f(b)``, in the first run."""
         out = a + self._block.checked(results_of(self._f._run((b,), {}, False), watch), a)
-        fill((out._buffer,))
+        realize((out._buffer,))
         return out
 
     def sample(self, a: Tensor) -> None:
@@ -177,7 +177,7 @@ class Coupling:
             return
 
         a = _value(lambda: Tensor(out) - change)
-        _value(fill, (a._buffer,))
+        _value(realize, (a._buffer,))
         if self._sample is not None:
             self._block.compare(self._sample, a)
         slot = self._a()

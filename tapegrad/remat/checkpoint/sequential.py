@@ -13,7 +13,7 @@ from tapegrad.core.cell import overlay
 from tapegrad.core.state import thread, unrecorded
 from tapegrad.device.dtypes import is_inexact
 from tapegrad.device.numerics import bits
-from tapegrad.engine.realize import fill
+from tapegrad.engine.realize import realize
 from tapegrad.errors import RecomputeError
 from tapegrad.remat.checkpoint.loop import Loop
 from tapegrad.remat.checkpoint.rerun_tape import snapshots
@@ -153,13 +153,13 @@ def _measured(f: Callable[..., Any], name: str, x: Any, known: set[int]) -> tupl
         inputs = list(_smooth(x))
         tape.watch(inputs)
         y = f(x)
-        fill([t._buffer for t in nest.flatten(y) if isinstance(t, Tensor)])
+        realize([t._buffer for t in nest.flatten(y) if isinstance(t, Tensor)])
         forward, taped, peak = m.bytes_moved, m.live_bytes - live, m.peak_bytes - live
     out = _bytes(y, {t._buffer.root().node.index for t in nest.flatten(x) if isinstance(t, Tensor)})
     variables = tape.watched_variables()
     targets = list(_smooth(y))
     seeds = unrecorded(lambda: [(t * 0 + 1) for t in targets])
-    fill([t._buffer for t in seeds])
+    realize([t._buffer for t in seeds])
     with measure() as m:
         live = m.live_bytes
         grads = tape.gradient(targets, [inputs, list(variables)], output_gradients=seeds)

@@ -67,7 +67,7 @@ class Snapshot:
         self._position: Position | None = position
 
     @property
-    def droppable(self) -> bool:
+    def is_droppable(self) -> bool:
         """Whether a budget may drop it."""
         return self._resort and not self._effects
 

@@ -69,7 +69,7 @@ class _DrySlot:
         """Nothing starts."""
 
     def get(self) -> Array:
-        """A phantom."""
+        """An abstract array."""
         return abstract_array.empty(self._aval.shape, self._aval.dtype)
 
     def drop(self) -> None:
@@ -221,18 +221,18 @@ class Offloads:
         if self._away.pop(index, None) is not None:
             del self._order[bisect_left(self._order, index)]
 
-    def prefetch(self, here: int, has_room: Callable[[int], bool]) -> None:
-        """The walk is at node ``here``: start bringing back what it will read next, while ``has_room(nbytes)``."""
+    def prefetch(self, here: int, fits: Callable[[int], bool]) -> None:
+        """The walk is at node ``here``: start bringing back what it will read next, while ``fits(nbytes)``."""
         end = bisect_left(self._order, here)
         for index in reversed(self._order[max(0, end - AHEAD) : end]):
             weak = self._away.get(index)  # another thread may have brought it back
             moved = None if weak is None else weak()
-            if moved is not None and not moved.coming and not self.bring(moved, has_room):
+            if moved is not None and not moved.coming and not self.bring(moved, fits):
                 return
 
-    def bring(self, moved: Moved, has_room: Callable[[int], bool]) -> bool:
+    def bring(self, moved: Moved, fits: Callable[[int], bool]) -> bool:
         """Start bringing a value back if there is room."""
-        if not has_room(moved.node.aval.nbytes) or not moved.prefetch():
+        if not fits(moved.node.aval.nbytes) or not moved.prefetch():
             return False
         self._coming = [ref for ref in self._coming if (m := ref()) is not None and m.coming]
         self._coming.append(weakref.ref(moved))
@@ -245,7 +245,7 @@ class Offloads:
                 moved.forget()
         self._coming = []
 
-    def give_way(self, nbytes: int) -> bool:
+    def free_memory(self, nbytes: int) -> bool:
         """Make room for so many bytes without evicting anything; False if none was made.
 
         What is on its way back turns round, the last needed first.  Then device memory is let go of whose copy is

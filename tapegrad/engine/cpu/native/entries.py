@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tapegrad.device import CPU, cuda_types
-from tapegrad.device.abstract_array import Phantom
+from tapegrad.device.abstract_array import AbstractArray
 from tapegrad.device.numerics.elements import convert, select
 from tapegrad.device.types import Array
 from tapegrad.engine.cpu.native.group import Entry, meet
@@ -25,7 +25,7 @@ from tapegrad.engine.cpu.native.ops import is_exact
 from tapegrad.engine.task import Call, Silenced
 
 _XP = CPU.xp
-_ARRAYS = (_XP.ndarray, Phantom)
+_ARRAYS = (_XP.ndarray, AbstractArray)
 _MOST_AXES = 4
 _NAMES = {select: "where", convert: "cast"}
 """What kernels call functions that are no ufuncs."""
