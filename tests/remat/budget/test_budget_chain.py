@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import comb, log2
 from typing import Any
 
@@ -22,10 +23,10 @@ def optimum(length: int, slots: int) -> int:
 
 
 class Chain:
-    """``count`` layers, each with a barrier that keeps its result for its rule."""
+    """``count`` layers, of which each saves one value for its rules."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, layer: Callable[[Any], Any] = tg.softmax) -> None:
+        self.count, self.layer = count, layer
         self.x = c64(np.random.default_rng(0).normal(size=(SIDE, SIDE)))
         self.required = self.step().numpy()
         self.base = live()
@@ -35,7 +36,7 @@ class Chain:
             tape.watch(self.x)
             h = self.x
             for _ in range(self.count):
-                h = tg.softmax(h)
+                h = self.layer(h)
             loss = tg.sum(h)
             del h
         return tape.gradient(loss, self.x)
@@ -61,6 +62,21 @@ def test_forward_steps_are_near_the_optimum(count: int, fraction: float, most: f
     best = optimum(count + 1, units - 2)
     assert m.nodes_run["softmax"] <= most * best, (m.nodes_run["softmax"], best)
     assert m.restored == m.evictions == m.nodes_run["softmax"] - count
+
+
+@pytest.mark.parametrize(
+    ("primitive", "layer"),
+    [
+        ("tanh", lambda h: tg.tanh(tg.cumsum(h, axis=0) * 1e-3)),
+        ("tanh", lambda h: tg.tanh(h[::-1])),
+        ("softmax", lambda h: tg.softmax(h * 1.0)),
+    ],
+)  # fmt: skip
+def test_chains_that_save_lazy_values_are_near_the_optimum(primitive: str, layer: Callable[[Any], Any]) -> None:
+    chain = Chain(100, layer)
+    for units, most in ((50, 1.05), (30, 1.05), (20, 1.05), (10, 1.3)):
+        ran = chain.within(units).nodes_run[primitive]
+        assert 100 <= ran <= most * optimum(101, units - 3), (units, ran)
 
 
 def test_what_fits_is_not_dropped() -> None:
