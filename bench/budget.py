@@ -13,7 +13,7 @@ Five workloads (``budget_workloads.py``), each a loss and the gradients of its p
 Where that raises BudgetError, its ``needed_bytes`` is tried next, until the step runs: the least feasible budget.  That
 a budget smaller by one block of the ledger (512 bytes) raises again is tried, too.
 
-Extra work is what making values again costs, as a part of the plain step's cost, by the estimate of
+Extra work is what recomputing values costs, as a part of the plain step's cost, by the estimate of
 ``tracing/costs.py``: a count that does not move.  ``--rounds 0`` gives the counts alone.
 
 Plain and budgeted steps take turns; the slowdown is the median of the ratios within rounds, by the clock and by the
@@ -219,7 +219,7 @@ def failures(rows: list[Row]) -> list[str]:
 
 
 COLUMNS = (
-    "workload", "of activations", "budget, MiB", "peak, MiB", "peak <= budget", "bits equal", "evicted", "made again",
+    "workload", "of activations", "budget, MiB", "peak, MiB", "peak <= budget", "bits equal", "evicted", "recomputed",
     "extra work", "plain, s", "slowdown", "middle half", "by best rounds", "by CPU time",
     "goal",
 )  # fmt: skip

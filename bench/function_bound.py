@@ -3,7 +3,7 @@
 Look at the moment before one step: all that it depends on has been done, and nothing that depends on it.  What is read
 from then on is alive at that moment, or is made after it; what is made from its ancestors after that moment is made
 again.  So each value is kept (bytes) or its maker is repeated (work), for which what the maker reads must be kept or
-made again, too.  Parts of a value may be kept here, and what the repetition needs beside the rest is not counted: no
+recomputed, too.  Parts of a value may be kept here, and what the repetition needs beside the rest is not counted: no
 plan, whatever its order, repeats less.
 """
 

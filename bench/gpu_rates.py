@@ -10,7 +10,7 @@ kernels (``x own kernels``).  All compute in the same dtype: float32 without TF3
 
 ``of copy`` and ``of products``: the least bytes (inputs and outputs once) and the operations that the case needs over
 its time, relative to those rates.  Causal attention needs half of the products; backward two and a half times those of
-forward, with the scores made again.
+forward, with the scores recomputed.
 """
 
 from __future__ import annotations

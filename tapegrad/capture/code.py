@@ -91,7 +91,7 @@ class Code:
     def run(self, outside: Sequence[Array], begin: Callable[[], object]) -> None:
         """Make all calls; ``outside``: the arrays of slots that lie outside of the arena.
 
-        ``begin`` brings the arguments to their places once more, if the calls must be made again to report an error.
+        ``begin`` brings the arguments to their places once more, if the calls must be repeated to report an error.
         """
         if not self._table.bind(outside):
             for block in self.blocks:

@@ -495,7 +495,7 @@ def function(f: Any = None, *, budget: int | str | None = None, max_signatures: 
     ``budget``: bytes, or a size such as ``"512MiB"``, for the arena of a program with the variables and constants that
     it reads; so is that of an enclosing ``tg.memory_budget``.  Where the plain program takes more, values are made
     again in place of being kept, bit for bit; ``.plan(*args)`` shows which, ``.pareto(*args)`` what less memory would
-    cost.  Eager runs, that is the first call and half of the second, drop values and make them again as under
+    cost.  Eager runs, that is the first call and half of the second, evict values and recompute them as under
     ``tg.memory_budget``, so as to take no more than ``budget`` with the variables and constants that they read.  A
     program can keep some budgets that no eager run can; by how many bytes these runs have exceeded it then, or since
     other threads needed them, is in ``.stats.over_budget``.  (Inside a ``memory_budget`` that block's limit is never

@@ -1,4 +1,4 @@
-"""Lowering: the functions that evaluate a tile become steps of their own, and what is there already is not made again.
+"""Lowering: the functions that evaluate a tile become steps of their own, and what is there already is not recomputed.
 
 A region's interior is computed in each region that needs it, since no eager run knows who will read it.  A program
 knows: two steps that apply the same function to the same values give the same bits, so the second is left out, if there

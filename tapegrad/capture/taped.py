@@ -42,7 +42,7 @@ _MARGIN = 0.005
 def fitted(joint: Joint, limit: float) -> Joint:
     """The two programs, so that their arenas together, and what they read, take at most ``limit`` bytes.
 
-    Both are planned as one program: what the forward does not hand to the backward, that makes again.  Raises
+    Both are planned as one program: what the forward does not hand to the backward, that recomputes.  Raises
     BudgetError.
     """
     if limit == inf:

@@ -212,7 +212,7 @@ class Steps(Protocol):
 
 
 class Recipes(Protocol):
-    """How the values of a recording can be made again."""
+    """How the values of a recording can be recomputed."""
 
     def held(self, node: Node, mine: bool) -> bool | None:
         """Whether somebody may still ask for the node's value; ``mine``: a rule of the asking recording wants it.
@@ -225,4 +225,4 @@ class Recording(Recorder, Protocol):
     """A recorder that keeps what rules read."""
 
     graph: Recipes | None
-    """How values can be made again, where somebody keeps memory within a budget."""
+    """How values can be recomputed, where somebody keeps memory within a budget."""

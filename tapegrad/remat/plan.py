@@ -1,4 +1,4 @@
-"""Plans at work: of chosen calls of layers and functions only the results stay; what tapes want besides is made again.
+"""Plans at work: of chosen calls of layers and functions only the results stay; what tapes want besides is recomputed.
 
 A call is known by what it is a call of (kind, name, file and line of its definition) and by its number in the step, as
 profiles count (``calls``): the same look at the stack numbers them here and there, and the program is not touched.
@@ -83,7 +83,7 @@ class _Local(threading.local):
         self.nodes: dict[int, None] = {}
         """What was applied in it."""
         self.inputs: dict[int, Retained] = {}
-        """What that has read of others: it stays until the call's values have been made again."""
+        """What that has read of others: it stays until the call's values have been recomputed."""
 
 
 MOST_CALLS = 4096
@@ -175,7 +175,7 @@ plan: Applied | None = None
 def apply_plan(actions: Iterable[Action], budget_bytes: int | None = None) -> Iterator[Applied]:
     """In the block, in all threads, what chosen calls make is dropped when they return, if only tapes want it.
 
-    It is made again, or comes back, when a gradient reads it.  With ``budget_bytes``, memory is kept within it.  Raises
+    It is recomputed, or comes back, when a gradient reads it.  With ``budget_bytes``, memory is kept within it.  Raises
     PlanError if a plan is in force already.
     """
     global plan

@@ -1,4 +1,4 @@
-"""Policies: which values are saved, made again, or moved to another memory.
+"""Policies: which values are saved, recomputed, or moved to another memory.
 
 A policy is asked about one value at a time, and answers SAVE, RECOMPUTE or OFFLOAD.  Use it with
 ``recompute_grad(f, policy=...)``, ``memory_budget(limit, policy=...)`` or ``tg.memory.policy(...)``::
@@ -46,7 +46,7 @@ class Decision(Enum):
     SAVE = "save"
     """Its bytes stay where they are; no budget drops them."""
     RECOMPUTE = "recompute"
-    """It may be dropped, and is then made again."""
+    """It may be evicted, and is then recomputed."""
     OFFLOAD = "offload"
     """Its bytes move to the default tier of its device (:func:`tapegrad.remat.offload.tiers.default`), and come back.
 
@@ -80,7 +80,7 @@ class Value:
     product: bool = False
     """Whether arithmetic outweighs the bytes moved: of products and convolutions (the primitive declares ``flops``)."""
     collective: bool = False
-    """Whether other ranks took part (``tg.distributed``): to make it again, all of them communicate again."""
+    """Whether other ranks took part (``tg.distributed``): to recompute it, all of them communicate again."""
 
     @property
     def nbytes(self) -> int:

@@ -61,10 +61,10 @@ class Point:
     """The most bytes alive at once; of a budget that cannot be kept, until then."""
     evictions: int
     restored: int
-    """Values made again."""
+    """Recomputed values."""
     kernel_runs: int
     extra_cost: float
-    """What making values again costs, in bytes moved (``tracing/costs.py``)."""
+    """What recomputing values costs, in bytes moved (``tracing/costs.py``)."""
     extra_ratio: float
     """``extra_cost`` as a part of what the run costs without a budget."""
     needed_bytes: int = 0
@@ -88,9 +88,9 @@ class Captured:
     peak_bytes: int
     """The arena of the plain program, and the variables and constants that it reads."""
     least_bytes: int | None
-    """The least ``budget=`` found that can be kept, by making values again as planned (None: not looked for)."""
+    """The least ``budget=`` found that can be kept, by recomputing values as planned (None: not looked for)."""
     least_ratio: float = 0.0
-    """What making values again costs then, as a part of the plain program's work."""
+    """What recomputing values costs then, as a part of the plain program's work."""
     arena_bytes: int = field(default=0, compare=False)
     """The arena of the plain program."""
     programmed: Programmed | None = field(default=None, repr=False, compare=False)
@@ -148,7 +148,7 @@ class Prediction:
         if self.captured is not None:
             lines.append(f"captured: {format_bytes(self.captured.peak_bytes)}{_least_of(self.captured)}")
         if self.curve:
-            lines.append(f"{'budget':>12} {'peak':>12} {'evictions':>10} {'made again':>11} {'extra work':>11}")
+            lines.append(f"{'budget':>12} {'peak':>12} {'evictions':>10} {'recomputed':>11} {'extra work':>11}")
         for p in self.curve:
             start = f"{format_bytes(p.budget_bytes):>12} "
             if p.feasible:
@@ -170,7 +170,7 @@ class Prediction:
             else (format_bytes(p.budget_bytes), f"too small: some operation needs {format_bytes(p.needed_bytes)}")
             for p in self.curve
         ]  # fmt: skip
-        heads = ("budget", "peak", "evictions", "made again", "extra work")
+        heads = ("budget", "peak", "evictions", "recomputed", "extra work")
         return "".join(map(html.paragraph, said)) + html.table(heads, rows)
 
 

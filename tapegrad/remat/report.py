@@ -1,4 +1,4 @@
-"""report and saved: what a tape keeps, value by value, with bytes, and what it would have to make again.
+"""report and saved: what a tape keeps, value by value, with bytes, and what it would have to recompute.
 
 Lines of the user's program are known of what was made while a ``tg.measure()`` block was open (to find them costs time
 for each operation), and of what lives while a budget is in force.
@@ -31,11 +31,11 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Row:
-    """One value that a tape keeps, or would have to make again.
+    """One value that a tape keeps, or would have to recompute.
 
     ``state``: *saved* (its bytes are kept), *view* (it lies in the bytes of another row), *pending* (not stored: the
     backward kernel computes it from other rows), *held* (a variable's content, there anyway), *evicted* (dropped under
-    a budget, made again when read), *offloaded* (its bytes are in another memory), *recomputed* (of a call that runs
+    a budget, recomputed when read), *offloaded* (its bytes are in another memory), *recomputed* (of a call that runs
     again; what it keeps for that, inputs and stored states, has rows of its own), or *custom* (of a call with a
     gradient function of its own, which keeps what it keeps).
     """
@@ -54,7 +54,7 @@ class Row:
     line: str = UNKNOWN
     """``file:line`` of the user's program, or ``?``."""
     times: int = 0
-    """How often it was made again."""
+    """How often it was recomputed."""
     made_from: tuple[int, ...] = ()
     """Of a view or pending value: the numbers of the rows whose bytes it needs."""
 
@@ -124,7 +124,7 @@ class Saved(Rows):
 
 
 def report(tape: Recording) -> Report:
-    """What becomes of each value that ``tape`` needs: bytes, primitive, line, state, times made again.
+    """What becomes of each value that ``tape`` needs: bytes, primitive, line, state, times recomputed.
 
     Ask before the tape is used up, or a persistent one at any time.  Raises NotATensorError for what is no tape.
     """

@@ -458,11 +458,11 @@ class Ledger(Tracker):
                 self.journal.replayed(report, report.memory())
 
     def restored(self) -> None:
-        """One value was made again."""
+        """Count a recomputed value."""
         self._count("restored")
 
     def evicted(self) -> None:
-        """One value was dropped."""
+        """Count an eviction."""
         self._count("evictions")
 
     def moved(self, figure: str) -> None:

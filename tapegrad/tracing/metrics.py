@@ -89,7 +89,7 @@ def late(start: Any, kind: type[Figure] = Figure) -> Any:
 
 
 _COUNTS = {
-    "reruns": "reruns", "evictions": "values dropped", "restored": "values made again", "offloads": "values offloaded",
+    "reruns": "reruns", "evictions": "values evicted", "restored": "values recomputed", "offloads": "values offloaded",
     "fetches": "values fetched",
 }  # fmt: skip
 
@@ -119,11 +119,11 @@ class Measure:
     arena_by_category: dict[str, int] = late(None)
     """Of the captured program with the largest arena among those replayed: what is in it at the program's own peak."""
     evictions: int = 0
-    """Values dropped under pressure."""
+    """Values evicted to keep a budget."""
     restored_cost: float = late(0.0, Cost)
-    """The part of ``cost`` that went into values made again after an eviction."""
+    """The part of ``cost`` that went into values recomputed after an eviction."""
     restored: int = 0
-    """Values made again, node by node, after that."""
+    """Recomputed values, node by node, after that."""
     offloads: int = 0
     """Values moved to another memory by a policy."""
     fetches: int = 0

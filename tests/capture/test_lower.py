@@ -1,4 +1,4 @@
-"""Lowered programs: what is there is not made again, and no arena grows but a small one."""
+"""Lowered programs: what is there is not recomputed, and no arena grows but a small one."""
 
 from __future__ import annotations
 

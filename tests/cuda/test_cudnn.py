@@ -205,7 +205,7 @@ def test_every_way_to_run_gives_the_same_bits(gpu: Any, library: Any) -> None:
     with tg.memory_budget(base + int((m.peak_bytes - base) * 0.9)) as budget:
         ways.append(step(x, w, d))
     assert budget.evictions and captured.stats.replays
-    assert len(library.built) == built, "a plan was made again"
+    assert len(library.built) == built, "a plan was built again"
     assert len(library.ran) >= 7 * calls
     for way in ways:
         for got, wanted in zip(way, plain, strict=True):

@@ -69,11 +69,11 @@ def _differences(found: Run, run: Run) -> list[str]:
 
 
 def _made_again(run: Run) -> list[str]:
-    """Values made again that name others than those they are like."""
+    """Recomputed values that name others than those they are like."""
     a = run.allocs
     pairs = [(i, old) for i, old in enumerate(a["remat_of"]) if old >= 0]
     return [
-        f"allocation {i} is to be {old} made again, which is another"
+        f"allocation {i} is to be {old} recomputed, which is another"
         for i, old in pairs
         if any(a[column][old] != a[column][i] for column in ("op", "shape", "dtype"))
     ]

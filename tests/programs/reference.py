@@ -3,7 +3,7 @@
 It has tapegrad's names, so the source of a program runs on either.  An operation is applied at once, in NumPy; its
 result is a new object; every recorder of the stack is told of it with two functions: cotangents of the inputs from
 that of the result, and the tangent of the result from those of the inputs.  Both are written in these operations, so
-that any nesting of tapes and tangents follows.  Nothing is lazy, shared, dropped, batched or made again.
+that any nesting of tapes and tangents follows.  Nothing is lazy, shared, dropped, batched or recomputed.
 """
 
 from __future__ import annotations

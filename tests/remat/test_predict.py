@@ -402,7 +402,7 @@ def test_a_prediction_is_a_table_of_lines() -> None:
         "without a budget: peak 10.00 KiB, of which 512 B before; 7 kernels",
         "least budget: 2.50 KiB (2560 bytes)",
         "captured: 8.00 KiB, least budget 6.00 KiB (6144 bytes, 12.5% more work)",
-        "      budget         peak  evictions  made again  extra work",
+        "      budget         peak  evictions  recomputed  extra work",
         "    4.00 KiB     2.00 KiB          3           4      25.0%",
         "    1.00 KiB too small: some operation needs 1.50 KiB",
         "as a tg.function: 7.00 KiB",

@@ -39,7 +39,7 @@ def test_what_is_kept_and_what_is_predicted_are_a_line_and_a_table() -> None:
     found = tg.memory.predict_peak(lambda u: tg.tanh(u @ u) @ u, shape, budgets=["1KiB", "10MiB"], least=False)
     page = found._repr_html_()
     assert page.startswith("<p>") and [row[0] for row in cells(page)] == ["budget", "1.00 KiB", "10.00 MiB"]
-    assert cells(page)[0] == ["budget", "peak", "evictions", "made again", "extra work"]
+    assert cells(page)[0] == ["budget", "peak", "evictions", "recomputed", "extra work"]
     assert cells(page)[1][1].startswith("too small: some operation needs ") and cells(page)[2][2:] == ["0", "0", "0.0%"]
 
 

@@ -4,7 +4,7 @@
 
 A ResNet (pre-activation, group normalization, two stages) learns to tell noisy circles, squares, triangles and crosses
 apart.  It is trained inside ``tg.memory_budget`` of half of what a plain step keeps: values are dropped when room is
-needed and made again when a rule reads them.  The gradients have the bits of the plain step's.
+needed and recomputed when a rule reads them.  The gradients have the bits of the plain step's.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def main() -> None:
     with tg.measure() as m, tg.memory_budget(half):
         _, gradients = loss_and_gradients(model, *batches[0])
     print(f"{example.mib(there)} of weights and data; a plain step takes {example.mib(taken)} besides")
-    print(f"within half of that {m.evictions} values are dropped, {m.restored} nodes run again")
+    print(f"within half of that {m.evictions} values are evicted, {m.restored} recomputed")
     example.check_memory("the step in half the memory", m.peak_bytes - there, taken / 2)
     same = all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(plain, gradients, strict=True))
     example.check(same and m.evictions, "its gradients have the plain step's bits")

@@ -4,7 +4,7 @@
 
 The demo's decoder (``tapegrad.profile.demo_model``: pre-LN blocks, causal attention, GELU) learns the source of
 Python's standard library.  ``tg.function(step, budget=...)`` writes the step down once and plans which values are
-dropped and made again; from then on it is replayed in one allocation.  Every loss has the bits of the step without a
+dropped and recomputed; from then on it is replayed in one allocation.  Every loss has the bits of the step without a
 budget.
 """
 

@@ -41,7 +41,7 @@ _PATIENCE = 16
 _MOST_COST = 5
 """No plan costs more than so many times the plain program."""
 _BEST = 2
-"""Attempts of a search that are made again within fewer bytes."""
+"""Attempts of a search that are repeated within fewer bytes."""
 _TRIES = 6
 """Searches within fewer bytes, until the arena is small enough."""
 _MARGIN = 0.005

@@ -1,7 +1,7 @@
 """Polishing: an order that does fewer steps again, where what they make can be kept within the limit.
 
 What goes first saves the most cost by the byte that is kept for it.  A step that is not done again saves more than its
-own cost: what was made again for it alone is not done again either, and its bytes are free.
+own cost: what was recomputed for it alone is not done again either, and its bytes are free.
 """
 
 from __future__ import annotations

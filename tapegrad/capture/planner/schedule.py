@@ -1,6 +1,6 @@
 """Orders: in which order steps are done, some of them several times, and how many bytes live meanwhile.
 
-An order is a list of step numbers.  A value is read as it was last made; a step whose values are made again before
+An order is a list of step numbers.  A value is read as it was last made; a step whose values are recomputed before
 anybody reads them is not done at all.  So an order alone says everything: what is kept, what is dropped and when.
 """
 
@@ -54,7 +54,7 @@ class Graph:
             self.uses[s].append(len(steps))
         self.total_cost = sum(self.costs)
         self.has_bare = any(p < 0 or not self.repeatable(p) for p in self.producers)
-        """Whether something cannot be made again."""
+        """Whether something cannot be recomputed."""
 
     def repeatable(self, step: int) -> bool:
         """Whether ``step`` may be done again."""

@@ -1,8 +1,8 @@
 """Eviction, simulated: the steps of a program in their order, within a number of bytes, with the future known.
 
-Where room is needed, the value goes that has the least  cost^a / (bytes^b x distance^c): the cost of making it again,
+Where room is needed, the value goes that has the least  cost^a / (bytes^b x distance^c): the cost of recomputing it,
 with its neighbourhood of values that are gone, too; the distance, in steps, to where it is read next.  What is gone is
-made again when a step reads it, with all that it needs.  No setting of a, b, c is the best for all programs (DTR,
+recomputed when a step reads it, with all that it needs.  No setting of a, b, c is the best for all programs (DTR,
 Kirisame et al. 2021, arXiv:2006.09616, knows the past alone; the next use instead is worth much in tight budgets), so
 the caller tries many.
 
@@ -26,7 +26,7 @@ _XP = CPU.xp
 _NEVER = 2.0**60
 """Where a value is read next that nobody reads any more."""
 _DEEPEST = 40
-"""Values made again while others are made again."""
+"""Recomputed values while others are recomputed."""
 _MOST_SEEN = 48
 """Values that are gone, looked through in search of neighbours."""
 _MOST_DIVIDED = 8
@@ -53,8 +53,8 @@ class NoRoomError(Exception):
 class Simulation:
     """One run; ``order`` is what it finds.
 
-    ``kept``: slots that are never evicted.  ``keeps_bare``: whether what cannot be made again (an argument, the result
-    of a step that is done once) stays when nobody reads it any more: something may be made again from it.  ``early``:
+    ``kept``: slots that are never evicted.  ``keeps_bare``: whether what cannot be recomputed (an argument, the result
+    of a step that is done once) stays when nobody reads it any more: something may be recomputed from it.  ``early``:
     steps that may be done before their turn.
     """
 
@@ -239,7 +239,7 @@ class Simulation:
             self._evict(s)
 
     def _spared_one(self, i: int, nbytes: int) -> int:
-        """The value to evict of those that were spared; it will be made again at once.  Raises NoRoomError."""
+        """The value to evict of those that were spared; it will be recomputed at once.  Raises NoRoomError."""
         there = (s for s in self._spared if self._resident[s] and not self._locks[s] and not self._fixed[s])
         least = min(there, key=lambda s: (self._own[s] / self._weights[s], s), default=None)
         if least is None:

@@ -97,7 +97,7 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> Advice:
 
 
 def _changes(problem: Problem) -> Iterable[Card]:
-    """Every kind of call that keeps much, made again; with its products saved; and as a loop."""
+    """Every kind of call that keeps much, recomputed; with its products saved; and as a loop."""
     assert problem.step is not None
     before, products = problem.outcome(()).peak_bytes, _products()
     for key in _largest(problem):

@@ -59,7 +59,7 @@ def plan(run: str, **options: Any) -> None:
     """Choose what to recompute for a budget of memory or time.
 
     RUN is a file of tapegrad profile.  The plan says of which calls of functions and layers to keep the results alone;
-    what a gradient reads besides is made again by the engine, and no function runs twice.  Peak and step time are
+    what a gradient reads besides is recomputed by the engine, and no function runs twice.  Peak and step time are
     predicted from the run.  Of a step that tg.function replays, the plan is the budget= of that function: what its
     program does again.
 

@@ -88,7 +88,7 @@ class Step:
     def change_of(self, site: Site) -> Change:
         """What changes if of a call's own values what only tapes want goes when it returns.
 
-        That is made again when the walk back comes to the call, with what comes and goes meanwhile, in the same order;
+        That is recomputed when the walk back comes to the call, with what comes and goes meanwhile, in the same order;
         until then stays what the call has read of others.
         """
         changed: dict[int, list[Life]] = {}

@@ -1,1 +1,1 @@
-"""Budgets that are kept: what is dropped, and how it comes back."""
+"""Budgets that are kept: which values are evicted, and how they are recomputed."""

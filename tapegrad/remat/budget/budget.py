@@ -53,8 +53,8 @@ class memory_budget:
     for all threads.  Everything that is alive counts: parameters, data, exported memory.
 
     ``policy`` (``tg.memory.policies``; the innermost one is in force) is asked about each value that tapes want when it
-    is recorded: what it saves is never dropped; what it offloads moves to another memory when room is needed, comes
-    back from there, and starts to before the backward walk needs it, while there is room.
+    is recorded: what it saves is never evicted; what it offloads moves to another memory when bytes are needed, and is
+    fetched, before the backward pass needs it where memory allows.
 
     Raises BudgetError (a MemoryError) where what is needed at once exceeds the limit, PolicyError for no policy.
     """
@@ -76,7 +76,7 @@ class memory_budget:
             LEDGER.open(measure)
             MANAGER.enter(self._bytes(), self._policy, measure, self._yields)
             undo.pop_all()
-        measure.peak_bytes = LEDGER.live_bytes  # what was dropped on entering was alive before the block
+        measure.peak_bytes = LEDGER.live_bytes  # what was evicted on entering was live before the block
         return measure
 
     def _bytes(self) -> float:
@@ -140,7 +140,7 @@ class policy(memory_budget):
     What ``p`` offloads is moved to another memory as soon as only tapes want it (seen when the next value is made), and
     brought back for the backward walk, which may run in the block or after it; in the block, the value after the next
     ones is on its way while these are used.  So the activations of a plain tape leave the device, as under torch's
-    ``save_on_cpu``, but while kernels run.  Nothing is dropped and made again.
+    ``save_on_cpu``, but while kernels run.  Nothing is evicted and recomputed.
 
     Raises PolicyError if ``p`` is no policy.
     """
@@ -150,9 +150,9 @@ class policy(memory_budget):
 
 
 class watched(memory_budget):
-    """``with watched(f):`` ``f`` is told of every node before it is applied, and may have values dropped.
+    """``with watched(f):`` ``f`` is told of every node before it is applied, and may have values evicted.
 
-    What tapes want in the block can be made again, as within a budget.  There is one such block at a time.
+    What tapes save in the block can be recomputed, as within a budget.  There is one such block at a time.
     """
 
     def __init__(self, f: Callable[[Node, tuple[Buffer, ...]], None]) -> None:

@@ -323,7 +323,7 @@ class Graph:
                 raise RecomputeError(
                     f"memory_budget: the array that a tensor ({root.node.aval!r}) shares with the program, by "
                     "asarray(copy=False) or from_dlpack, was changed between the forward run and the gradient, so what "
-                    "was dropped cannot be made again from it; let asarray copy it, or change it after the gradient"
+                    "was evicted cannot be recomputed from it; let asarray copy it, or change it after the gradient"
                 )
 
     def saving(self, buffers: tuple[Buffer, ...]) -> SavedBuffers | None:

@@ -70,7 +70,7 @@ def checkpointed_loop(
     ``while_`` the length need not be known (Stumm and Walther 2010, Wang et al. 2009).
 
     ``outputs``: each step returns ``(state, y)``, and the loop ``(state, ys)`` with the ``y`` of all steps along a new
-    leading axis (None where ``y`` is None, and for no steps at all), as ``tg.scan`` does.  Reruns make them again only
+    leading axis (None where ``y`` is None, and for no steps at all), as ``tg.scan`` does.  Reruns recompute them only
     as far as their gradients need it; they take their bytes besides ``bytes``.
 
     Inside a memory budget stored states are dropped before there is an error, and steps run again instead.

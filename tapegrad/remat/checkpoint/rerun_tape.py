@@ -468,7 +468,7 @@ def _snapshot(leaf: Any) -> Any:
 
 
 class Argument:
-    """A tensor among a call's arguments, held as tapes hold residuals: it may be dropped, and made again."""
+    """A tensor among a call's arguments, held as tapes hold residuals: it may be evicted, and recomputed."""
 
     __slots__ = ("residuals",)
 
@@ -476,7 +476,7 @@ class Argument:
         self.residuals = residuals
 
     def tensor(self) -> Tensor:
-        """The tensor, made again if need be."""
+        """Return the tensor, recomputed if necessary."""
         (buffer,) = self.residuals.restored()
         return Tensor(buffer)
 

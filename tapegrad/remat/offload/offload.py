@@ -148,7 +148,7 @@ def move(buffer: Buffer, answer: Answer) -> Moved | None:
     """Copy the bytes of a filled buffer to the tier of ``answer``; None if they could not come back as they lie.
 
     Those of an array that is not C-contiguous would come back contiguous, and what reads them might round otherwise.
-    Raises OffloadError, whatever the tier raises: the value can be made again.
+    Raises OffloadError, whatever the tier raises: the value can be recomputed.
     """
     array: Any = buffer.array
     if type(array) is HostScalar or not array.nbytes or not array.flags.c_contiguous:

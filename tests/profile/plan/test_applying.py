@@ -36,7 +36,7 @@ def second_of(f: Any) -> Action:
 
 
 def trained(model: nn.Sequential, x: tg.Tensor, steps: int = 2) -> tuple[list[int], list[bytes]]:
-    """How many values each step makes again, and the bits of all gradients."""
+    """How many values each step recomputes, and the bits of all gradients."""
     again, bits, optimizer = [], [], tg.optim.SGD(0.1)
     for _ in range(steps):
         with tg.measure() as m:
@@ -118,7 +118,7 @@ def test_calls_within_a_checkpointed_one_are_counted_but_left_alone() -> None:
     tg.random.seed(5)
     net = nn.Sequential([Two(), Two()])
     net(X)
-    # the first Two is calls 0 and 1 of Dense, what is made again counts nothing, the second one has 2 and 3
+    # the first Two is calls 0 and 1 of Dense, what is recomputed counts nothing, the second one has 2 and 3
     with apply_plan([Action("checkpoint", *layer_key(Two), (0,)), dense(0, 3)]) as applied:
         with tg.measure() as m:
             with tg.GradientTape() as tape:
@@ -159,7 +159,7 @@ def test_every_tape_and_every_step_count_anew() -> None:
                 tg.memory.step()
                 loss = loss + tg.sum(net(X))
             assert m.restored == 0
-            for again in (2 * DENSE, 0):  # what has been made again stays
+            for again in (2 * DENSE, 0):  # what has been recomputed stays
                 with tg.measure() as m:
                     tape.gradient(loss, net.trainable_variables)
                 assert m.restored == again
@@ -456,7 +456,7 @@ def test_a_result_that_waits_is_computed_so_that_what_it_is_made_from_can_go() -
         return tg.softmax(u) * 2.0 + 1.0
 
     def kept(*actions: Action) -> tuple[int, int, bytes]:
-        """Values that are alive when the result has been read, values made again, and the bits of the gradient."""
+        """Values that are alive when the result has been read, values recomputed, and the bits of the gradient."""
         gc.collect()
         with apply_plan(actions), tg.measure() as m:
             with tg.GradientTape() as tape:

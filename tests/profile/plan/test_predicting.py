@@ -64,7 +64,7 @@ def test_the_predicted_peak_is_the_measured_one(program: str, name: str, which: 
     measured, same = programs.run(program, problem.actions(calls))
     assert same == gradients
     found = measured.steps["peak_bytes"][problem.step.number]  # type: ignore[union-attr]
-    # what is made again is made from small constants, too, which stay meanwhile
+    # what is recomputed is made from small constants, too, which stay meanwhile
     assert abs(predicted.peak_bytes - found) <= 2048, (predicted, found)
     assert measured.steps["restored"][1] > 0 and measured.steps["reruns"][1] == 0
 

@@ -76,7 +76,7 @@ def short(run: Run, call: int) -> str:
 
 
 def recomputed(run: Run) -> int:
-    """How many values were made again; each must name one of the forward pass of its step that is like it."""
+    """How many values were recomputed; each must name one of the forward pass of its step that is like it."""
     a = run.allocs
     again = [i for i, p in enumerate(a["phase"]) if PHASES[p] == "recompute"]
     for i in again:

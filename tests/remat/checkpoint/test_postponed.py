@@ -63,7 +63,7 @@ def test_products_of_a_rerun(name: str, n: int) -> None:
     ("f", "made"), [(lambda h, w, v: tg.softmax(h @ w) @ v, 1), (lambda h, w, v: tg.softmax(h @ w) + h, 2)]
 )
 def test_what_a_rule_will_read_is_made_in_the_rerun(f: Callable, made: int) -> None:
-    """There it counts as made again, not as a part of the walk."""
+    """There it counts as recomputed, not as a part of the walk."""
     h, w, v, _ = matrices(160)
     with tg.GradientTape() as tape:
         tape.watch(h)

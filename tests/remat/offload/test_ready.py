@@ -38,7 +38,7 @@ class Failing:
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("room", [0, 2, 100])
 def test_a_full_tier_and_values_that_cannot_be_moved(room: int, strided: bool, tmp_path: Path) -> None:
-    """Of a value that lies by columns the bytes would come back otherwise; a full tier's values are made again."""
+    """Of a value that lies by columns the bytes would come back otherwise; a full tier's values are recomputed."""
     chance = np.random.default_rng(0)
     ws = [tg.asarray((chance.normal(size=(N, N)) * 0.2).astype("f4")) for _ in range(LAYERS)]
     x, disk = tg.asarray(chance.normal(size=(ROWS, N)).astype("f4")), tiers.Disk(tmp_path)

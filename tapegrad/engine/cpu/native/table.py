@@ -25,7 +25,7 @@ from tapegrad.engine.task import Call
 
 _XP = CPU.xp
 _MOST_FAILURES = 3
-"""Replays that may have to be made again with single ufuncs, before they always are."""
+"""Replays that may have to be repeated with single ufuncs, before they always are."""
 
 
 Place = Callable[[Array], "tuple[int, int] | None"]
@@ -132,7 +132,7 @@ class Table:
         self._changed = False
         """Whether some entry has been changed since the last replay."""
         self.failures = 0
-        """Replays that had to be made again."""
+        """Replays that had to be repeated."""
 
     def add(self, entries: Sequence[Entry], lifetimes: Sequence[Lifetime], then: int) -> tuple[int, int]:
         """Append a stretch, behind which comes step ``then``; return its number, and that of its first entry."""
