@@ -19,8 +19,8 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
         "start Python with PYTHON_GIL=1 or -X gil=1, or use one that has the lock"
     )
 
-# Submodules whose names users know for something else, and those that are public themselves.
-_FUNCTIONS = {"device", "explain", "remat", "tensor"}
+# Submodules whose names mean something else to users, and those that are public themselves.
+_SHADOWED = {"device", "explain", "remat", "tensor"}
 _MODULES = {
     "distributed", "fft", "integrate", "linalg", "memory", "nn", "optim", "random", "signal", "sparse", "special",
     "stats", "testing", "training", "tree",
@@ -79,7 +79,7 @@ class _Unloaded(_types.ModuleType):
     """This package until its names are loaded."""
 
     def __setattr__(self, name: str, value: _typing.Any) -> None:
-        if name in _FUNCTIONS and isinstance(value, _types.ModuleType):
+        if name in _SHADOWED and isinstance(value, _types.ModuleType):
             return  # a submodule was imported; the function of its name will have that name
         _types.ModuleType.__setattr__(self, name, value)  # not super(): a thread may just have changed the class
 
@@ -126,7 +126,7 @@ else:
             return globals().setdefault(name, _version())
         if name.isidentifier() and (name in {"__all__", *_PROTOCOL} or not name.startswith("__")):
             # Imports inside the package ask for submodules, also while the public names are loading.
-            if name not in _FUNCTIONS and (name not in _MODULES or _thread.get_ident() in _loading):
+            if name not in _SHADOWED and (name not in _MODULES or _thread.get_ident() in _loading):
                 if _util.find_spec(f"{__name__}.{name}"):
                     return _importlib.import_module(f"{__name__}.{name}")
             if name in {*_load(), "__all__", *_PROTOCOL}:

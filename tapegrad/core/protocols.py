@@ -112,76 +112,76 @@ class BatchRecorder(Recorder, Protocol):
 
 
 class Executor(Protocol):
-    """It does tasks: at once, dry, or postponed."""
+    """Runs tasks: at once, abstractly, or later."""
 
     keeps_arrays: bool
-    """Whether arrays live on when their buffers have gone: what is captured refers to them."""
+    """Whether arrays outlive their buffers: captured tasks refer to them."""
 
     def apply(self, node: Node, inputs: tuple[Buffer, ...]) -> Buffer:
-        """One application of a primitive, recorded: its value, or (lazy) a pending buffer.
+        """Apply a primitive and report the node to the recorders; return the buffer of its value, filled or pending.
 
         Other values than elementwise ones exist on return, but see ``deferring`` in ``state``.
         """
 
     def run(self, node: Node, inputs: tuple[Buffer, ...], into: Buffer | None = None) -> Buffer:
-        """The value of a node of any kind, in a new buffer or in ``into``; nobody is told."""
+        """Apply a node without recording it; return the buffer of its value: a new one, or ``into``."""
 
     def kernel(self, targets: list[Buffer]) -> None:
         """Evaluate pending buffers of one loop shape in one kernel."""
 
     def do(self, task: Any) -> list[Any]:
-        """The arrays that ``task`` (``engine/lowering.py``) writes."""
+        """Run ``task`` (``engine/lowering.py``); return the arrays written."""
 
     def values(self, task: Any) -> list[Buffer]:
-        """Values without a recipe, which ``task`` yields."""
+        """Run ``task``, which yields values without a recipe; return their buffers."""
 
     @property
     def changes(self) -> bool:
         """Whether arrays may be changed in place."""
 
     def change(self, task: Any) -> None:
-        """Do ``task``, which writes into arrays that there are."""
+        """Run ``task``, which writes into existing arrays."""
 
     def pull(self, steps: Steps, ct: Any, residuals: Sequence[Buffer]) -> Sequence[Any] | None:
-        """Cotangents of what a node read, by the steps of its rules: arrays or buffers; None: they do not apply."""
+        """Return the cotangents of a node's operands by the steps of its rules; None if these do not apply."""
 
     def device(self, device: Any) -> Any:
-        """What stands for ``device``: itself, or in a dry run one that lends abstract arrays."""
+        """Return the device that allocates for ``device``: itself, or in a dry run one that lends abstract arrays."""
 
     def in_earnest(self, f: Callable[[], T], otherwise: T) -> T:
-        """What ``f()`` returns, which depends on values; ``otherwise`` in a dry run, which has no values."""
+        """Return ``f()``, which depends on values; in a dry run, which has none, ``otherwise``."""
 
     def happened(self, f: Callable[[], object]) -> None:
-        """Call ``f``, which tells of something that has happened; in a dry run it has not, in each replay it has."""
+        """Call ``f``, which reports an event: not in a dry run, but in each replay."""
 
     def decided(self, f: Callable[[], T], otherwise: T) -> T:
         """As :meth:`in_earnest`, of a decision on which later tasks depend: a step with one cannot be captured."""
 
     def index(self, t: Any) -> Any:
-        """A 0-d tensor of integers as an index: its value, or the tensor while a step is captured."""
+        """Return a 0-d integer tensor as an index: its value, or the tensor while a step is captured."""
 
     def number(self, f: Callable[[], Any]) -> Any:
-        """The number that ``f()`` returns, which may differ at each call; a live number while a step is captured."""
+        """Return the number ``f()``, which may differ at each call; while a step is captured, a live number."""
 
     def on_values(self, f: Callable[..., object], *arrays: Any) -> bool:
-        """Call ``f``, which raises an error, on arrays that have values; False in a dry run, which has no values."""
+        """Call ``f``, which may raise, on arrays; return whether they have values, which they lack in a dry run."""
 
     def differentiable(self, node: Node) -> None:
-        """A walk begins at ``node``.  Raises DryRunError where a dry run may not ask for that."""
+        """Check that a backward pass may begin at ``node``.  Raises DryRunError."""
 
     @property
     def constants(self) -> MutableMapping[Any, Buffer]:
-        """Shared constants made so far."""
+        """The shared constants created so far."""
 
     @property
     def operands(self) -> Any:
-        """Copies of the arrays that users have passed as operands (``engine/operands.py``)."""
+        """The copies of arrays that users have passed as operands (``engine/operands.py``)."""
 
     def concrete(self, array: Any, node: Node) -> Any:
-        """``array``, the value of ``node``, which a dry run did not compute.  Raises DryRunError outside of one."""
+        """Return ``array``, the abstract value of ``node``, in a dry run.  Raises DryRunError outside of one."""
 
     def named(self, buffer: Buffer, name: str) -> None:
-        """The user calls a value ``name``."""
+        """Note that the user calls a value ``name``."""
 
 
 class Residuals(Protocol):
@@ -191,7 +191,7 @@ class Residuals(Protocol):
         """Return the buffers that are not evicted."""
 
     def restored(self) -> tuple[Buffer, ...]:
-        """Return the buffers, recomputed if need be."""
+        """Return the buffers, recomputed if necessary."""
 
 
 Retained: TypeAlias = "tuple[Buffer, ...] | Residuals"

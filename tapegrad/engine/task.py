@@ -70,31 +70,31 @@ class Task(ABC):
 
     @abstractmethod
     def run(self, outputs: list[Array], temporaries: list[Array]) -> list[Array]:
-        """Do the task; returns the arrays written."""
+        """Run the task; return the arrays written."""
 
     def kept(self) -> Task:
-        """The same task in the form that a program keeps, to make its calls later."""
+        """Return the task in the form that a program keeps, to make its calls later."""
         return self
 
     def calls(self, reads: Sequence[Array], outputs: list[Array], temporaries: list[Array]) -> list[Call]:
-        """The calls that do the task on other arrays, which lie as its own do, into ``outputs``."""
+        """Return the calls that run the task on other arrays of the same layouts, into ``outputs``."""
         raise NotImplementedError(f"{', '.join(self.names)} on {self.device}")
 
     def copies(self, outputs: list[Array], results: Sequence[Array]) -> None:
-        """Copy what calls have returned to where it is expected, and note what lay otherwise."""
+        """Copy the results of calls to ``outputs``, and note the strides of those that have another layout."""
         for i, (out, result) in enumerate(zip(outputs, results, strict=True)):
             if out.strides != result.strides and not (out.flags.c_contiguous and result.flags.c_contiguous):
                 self.mislaid = {**(self.mislaid or {}), i: result.strides}
             self.device.xp.copyto(out, result)
 
     def moves(self, outputs: list[Array], temporaries: list[Array]) -> list[tuple[Sequence[Array], Sequence[Array]]]:
-        """Of each kernel: the arrays that it reads, and those that it writes."""
+        """Return, for each kernel, the arrays that it reads and those that it writes."""
         return [(self.reads, outputs)]
 
     def abstract_outputs(self) -> list[Array]:
-        """What a dry run has in place of the arrays written (see ``device/abstract_array.py``)."""
+        """Return abstract arrays in place of the arrays written, for a dry run."""
         return [abstract_array.empty(*lies) for lies in self.writes]
 
     def text(self) -> str:
-        """What it does, for readers."""
+        """Return a description for readers."""
         return ", ".join(self.names)
