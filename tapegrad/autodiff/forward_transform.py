@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tapegrad.core import tracking
 from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
-from tapegrad.core.protocols import Call, Recorder
+from tapegrad.core.protocols import Call, Recipes, Recorder
 from tapegrad.core.state import during, thread
 from tapegrad.tensor import Tensor, unwrapped
 
@@ -52,15 +52,16 @@ class Pusher:
 
     def __init__(self) -> None:
         self._pushed: weakref.WeakKeyDictionary[Buffer, Tensor] = weakref.WeakKeyDictionary()
+        self._graph: Recipes | None = None
 
     def during(self, f: Callable[..., T], *args: object, **changes: Any) -> T:
         """Return what ``f(*args)`` returns, and push companions through it; ``changes``: of the thread's state."""
         self._before = thread.recorders
-        self._graph = tracking.current.graph()  # so that companions may be evicted, too
+        outer, self._graph = self._graph, tracking.current.graph()  # so that companions may be evicted, too
         try:
             return during(unwrapped, f, *args, recorders=(*self._before, self), **changes)
         finally:
-            self._graph = None
+            self._graph = outer
 
     def outer(self) -> tuple[Recorder, ...]:
         """The recorders outside this one."""

@@ -139,13 +139,9 @@ class Manager(Tracker):
 
     def _restrict_meter(self) -> None:
         """Let the meter admit allocations by itself, unless offloading or an eviction under way must be heeded."""
-        limit = self._least()
+        limit = min([b.limit for b in self._budgets], default=inf)
         offloads = limit == inf and self._evictable.policy is not None
         METER.restrict(limit, self._is_freeing or (tracking.current is self and (offloads or keeps_memory())))
-
-    def _least(self) -> float:
-        """The smallest limit of the budgets in force; infinite, if there are policies alone."""
-        return min([b.limit for b in self._budgets], default=inf)
 
     def in_child(self) -> None:
         """Leave the budgets of other threads: in a forked child these threads do not exist."""
