@@ -179,7 +179,7 @@ assert found is sys.modules["tapegrad." + tg._MOVED["{first}"]] and type(found._
 assert type(pickle.loads(b"ctapegrad.nn.core\\nDense\\n.")(2)) is tg.nn.Dense
 from tapegrad.tape import GradientTape
 assert GradientTape is tg.GradientTape
-import tapegrad.memory.budget.manager as before, tapegrad.remat.budget.manager as now
+before, now = map(importlib.import_module, ("tapegrad.memory.budget.manager", "tapegrad.remat.budget.manager"))
 assert before is now and tg.memory.policies is importlib.import_module("tapegrad.memory.policies")
 try:
     import program
