@@ -132,7 +132,22 @@ def wave() -> Callable[[], Any]:
     return gradients(loss, [v])
 
 
-PROGRAMS = [mlp, dropping, recomputing, transformer, lstm, wave]
+def leapfrog(steps: int = 30) -> Callable[[], Any]:
+    """A wave whose rules read one field a step (its Laplacian), while the next step needs two others."""
+    k, damp, start = tg.Variable(normal(24, 24) * 0.01 + 0.1), normal(24, 24) * 0.01 + 0.9, normal(24, 24)
+
+    def loss() -> Any:
+        before = now = start
+        for _ in range(steps):
+            p = tg.pad(now, 1)
+            spread = p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4.0 * now
+            before, now = now, damp * (2.0 * now - damp * before + k * spread)
+        return tg.sum(tg.square(now))
+
+    return gradients(loss, [k])
+
+
+PROGRAMS = [mlp, dropping, recomputing, transformer, lstm, wave, leapfrog]
 
 
 def of(step: Callable[..., Any], *args: Any) -> Program:
@@ -242,6 +257,13 @@ def test_what_takes_the_place_of_more_is_made_before_anything_is_made_twice():
 # What a plan is ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("part", "most"), [(0.5, 0.27), (0.3, 0.38), (0.2, 0.62)])
+def test_a_state_that_no_rule_reads_is_kept_at_cuts(part, most):
+    planner = Planner(of(leapfrog(100)), ALIGNMENT)
+    plan = planner.fit(int(planner.plain.layout.nbytes * part))
+    assert plan.extra <= most
+
+
 @pytest.mark.slow
 def test_less_memory_never_costs_less():
     for make in (mlp, lstm):
@@ -259,6 +281,12 @@ def test_plans_of_one_planner_are_monotone():
     least, most = planner.least().layout.nbytes, planner.plain.layout.nbytes
     plans = [planner.fit(least + (most - least) * i // 6) for i in range(7)]
     assert all(a.extra >= b.extra for a, b in zip(plans, plans[1:], strict=False))
+
+
+def test_a_function_without_tasks_has_a_plan():
+    f, x = tg.function(lambda x: x, budget="1KiB"), tg.ones(3)
+    assert bits(f(x)) == bits(f(x)) == bits(x)
+    assert f.pareto(x) == [(0, 0.0)]
 
 
 def test_plans_are_the_same_each_time():

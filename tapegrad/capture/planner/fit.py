@@ -1,12 +1,11 @@
-"""Fitting: a program that takes at most so many bytes, since it makes values again in place of keeping them.
+"""Fitting: the order of a program's steps, some of them repeated, that takes at most so many bytes at the least cost.
 
-Orders with repeated steps come from simulated eviction (``eviction``), and each is polished: what need not be made
-again, since there is room to keep it, is kept (``polish``).  Attempts differ in the setting; in how much less room the
-simulation has than the polishing; and in cuts: chains whose links hang together by several values (the state of an
-LSTM) would be cut at places that do not match, so simulations are also run that keep all that crosses some cuts of the
-program's first part, up to its peak.  The best attempts so far say which are next.  Then the arena is planned, and
-where it is too large, all is done again within fewer bytes.  Nothing depends on time or chance, so plans can be
-repeated.
+Orders come from two sources.  ``segments`` keeps whole states at cuts, which suits loops and chains, whatever their
+rules read; ``simulate`` evicts single values with the next use known, which suits programs of unlike layers.  Each
+order is polished: steps that need not be repeated, since there are bytes to keep their results, are left out
+(``polish``).  Simulations differ in their setting and in how many bytes they have fewer than the polishing; the best so
+far say which are next.  Then the arena is planned, and where it is too large, all is done once more within fewer bytes.
+Nothing depends on time or chance, so a program always gets the same plan.
 """
 
 from __future__ import annotations
@@ -14,60 +13,62 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 from tapegrad.capture import arena
 from tapegrad.capture.planner.polish import polished
 from tapegrad.capture.planner.schedule import Account, Graph, delayed, early
+from tapegrad.capture.planner.segments import Segments
 from tapegrad.capture.planner.simulate import NoRoomError, Setting, Simulation
 from tapegrad.capture.program import Kind, Program, Step, results
-from tapegrad.device import CPU
 from tapegrad.errors import BudgetError
 from tapegrad.sizes import format_bytes
 
-_XP = CPU.xp
-_SETTINGS = (
+_SOURCES: tuple[int | Setting, ...] = (
+    48, 24, 64,
     Setting(1, 1, 1, False), Setting(1, 0.5, 1, True), Setting(1, 1, 0.5, True), Setting(1, 2, 0.5, True),
     Setting(0.5, 1, 0.5, False), Setting(1, 0.5, 0.5, False), Setting(1, 1, 0.5, False),
 )  # fmt: skip
-_CUTS = (0, 2, 4, 6, 8, 12, 16, 24)
-"""In how many pieces the part before the peak is cut."""
+"""Where orders come from: blocks of segments, and settings of simulations."""
 _ROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
 """Parts of the limit that simulations have; the rest is for polishing."""
-MOST_STEPS = 100_000
+MOST_STEPS = 60_000
 """Steps simulated and polished in one search; some 15 us each."""
 _PATIENCE = 16
 """Attempts without a cheaper order after which a search ends."""
 _MOST_COST = 5
 """No plan costs more than so many times the plain program."""
+_NEAR = 1.5
+"""How many times the best cost a simulation may cost before it is polished."""
 _BEST = 2
-"""Attempts of a search that are repeated within fewer bytes."""
+"""Attempts of a search whose arenas are tried, and which are repeated within fewer bytes."""
 _TRIES = 6
 """Searches within fewer bytes, until the arena is small enough."""
 _MARGIN = 0.005
 """How many bytes fewer than the arena's gaps ask for, as a part, more with each search."""
+_MORE = 1.05
+"""How many times more the repeated attempts may cost before others are made, too."""
 _LEAST_STEPS = 10
 """Steps of the search for the least bytes."""
 
 
 class Attempt(NamedTuple):
-    """Which setting, number of cuts and part of the room."""
+    """An attempt at an order: its source, of ``_SOURCES``, and the part of the limit that it has, of ``_ROOMS``."""
 
-    setting: int
-    cuts: int
+    source: int
     room: int
 
     def next(self) -> Iterator[Attempt]:
         """Those that differ in one thing."""
-        setting, cuts, room = self
-        yield from (Attempt(setting, cuts, r) for r in (room + 1, room - 1) if 0 <= r < len(_ROOMS))
-        yield from (Attempt(setting, c, room) for c in (cuts + 1, cuts - 1) if 0 <= c < len(_CUTS))
-        yield from (Attempt(s, cuts, room) for s in range(len(_SETTINGS)))
+        source, room = self
+        yield from (Attempt(source, r) for r in (room + 1, room - 1) if 0 <= r < len(_ROOMS))
+        yield from (Attempt(s, room) for s in range(len(_SOURCES)))
 
 
-_FIRST = [Attempt(2, 0, 2), *(Attempt(*x[::-1]) for x in product((0, 2), (4, 0, 2), (0, 1)))]
-_ALL = [Attempt(*x) for x in product(range(len(_SETTINGS)), range(len(_CUTS)), range(len(_ROOMS)))]
-_LEAST = [Attempt(setting, cuts, 0) for setting in (0, 4, 2, 1) for cuts in (4, 0, 7)]
+_FIRST = [Attempt(*x) for x in ((0, 0), (0, 3), (3, 2), (5, 2), (4, 0), (0, 1), (1, 1), (4, 2), (3, 0))]
+_ALL = [Attempt(*x) for x in product(range(len(_SOURCES)), range(len(_ROOMS)))]
+_LEAST = [Attempt(source, 0) for source in (0, 1, 3, 7, 5, 4)]
 
 
 class Plan(NamedTuple):
@@ -91,7 +92,7 @@ class Planner:
         self.plain = Plan(program, arena.plan(program, alignment), 0.0)
         self._plans = [self.plain]
         self._least: Plan | None = None
-        self._cut: dict[int, set[int]] = {}
+        self._segments: dict[int, Segments] = {}
 
     def fit(self, limit: int) -> Plan:
         """The cheapest plan found whose arena takes at most ``limit`` bytes.  Raises BudgetError."""
@@ -119,11 +120,17 @@ class Planner:
         if self._least is None:
             low, high = self._lower_bound(), self._plain_account.peak
             self._least = self.plain
+            left = MOST_STEPS
             for _ in range(_LEAST_STEPS):
-                if high - low <= max(self._alignment, high // 50):
+                if high - low <= max(self._alignment, high // 50) or left <= 0:
                     break
                 middle = (low + high) // 2
-                account = next((a for x in _LEAST if (a := self._attempted(middle, x)[0])), None)
+                account = None
+                for x in _LEAST:
+                    account, steps = self._attempted(middle, x)
+                    left -= steps
+                    if account is not None or left <= 0:
+                        break
                 if account is None:
                     low = middle
                     continue
@@ -150,37 +157,42 @@ class Planner:
 
     def _planned(self, limit: int) -> Plan | None:
         """The plan of one search, or of several within fewer bytes where the arena has gaps."""
-        target = limit
-        attempts: Sequence[Attempt] | None = None
+        best: Plan | None = None
+        target, attempts, cost = limit, None, inf
         for number in range(_TRIES):
             found = self._searched(target, attempts)
-            if not found and number:
+            if number and (not found or found[0][1].cost > _MORE * cost):
                 found = self._searched(target, None)
             if not found:
-                return None
-            attempts = [x for x, _ in found]
-            plan = self._plan(found[0][1], limit)
-            if plan.layout.nbytes <= limit:
-                return plan
-            target = int(target * limit / plan.layout.nbytes * (1.0 - _MARGIN * (number + 1))) - self._alignment
-        return None
+                break
+            plans = []
+            for _, account in found:
+                plans.append(plan := self._plan(account, limit))
+                if plan.layout.nbytes <= limit:
+                    best = plan if best is None else min(best, plan, key=lambda p: p.extra)
+                    break
+            if best is not None and best.extra <= plans[0].extra:
+                break
+            attempts, cost = [x for x, _ in found], found[0][1].cost
+            target = int(target * limit / plans[0].layout.nbytes * (1.0 - _MARGIN * (number + 1))) - self._alignment
+        return best
 
     # Searching -----------------------------------------------------------------------------------------------------
 
     def _searched(self, limit: int, only: Sequence[Attempt] | None) -> list[tuple[Attempt, Account]]:
         """The attempts whose orders cost least, where values take at most ``limit`` bytes; the best first."""
-        if limit < self._lower_bound():
+        if limit < self._lower_bound() or not self._plain_account.live:
             return []
         found: dict[Attempt, Account | None] = {}
         best: list[tuple[float, int, Attempt, Account]] = []
         left, since = MOST_STEPS, 0
         for x in self._attempts(found) if only is None else only:
-            account, steps = self._attempted(limit, x)
-            found[x] = account
-            left -= steps
+            account, steps = self._attempted(limit, x, best[0][0] if best else inf)
+            found[x] = account = None if account is None else polished(self._graph, account, limit)
+            left -= 2 * steps
             since += 1
             if account is not None and all(account[1:] != other[1:] for *_, other in best):
-                best = sorted([*best, (account.cost, account.peak, x, account)])[:_BEST]
+                best = sorted([*best, (account.cost, account.peak, x, account)], key=lambda b: b[:2])[:_BEST]
                 since = 0 if best[0][2] == x else since
             if left <= 0 or since > _PATIENCE:
                 break
@@ -190,40 +202,40 @@ class Planner:
         """Some; then always those next to the best; all if there is none."""
         yield from _FIRST
         looked: set[Attempt] = set()
-        while near := min(((a.cost, x) for x, a in found.items() if a is not None and x not in looked), default=None):
-            looked.add(near[1])
-            yield from (x for x in near[1].next() if x not in found)
+        while near := [(a.cost, x) for x, a in found.items() if a is not None and x not in looked]:
+            _, best = min(near, key=lambda n: n[0])
+            looked.add(best)
+            yield from (x for x in best.next() if x not in found)
         yield from (x for x in _ALL if x not in found)
 
-    def _attempted(self, limit: int, x: Attempt) -> tuple[Account | None, int]:
-        """What an attempt finds, and the number of steps that it took."""
+    def _attempted(self, limit: int, x: Attempt, most_cost: float = inf) -> tuple[Account | None, int]:
+        """The order of an attempt, of about ``most_cost`` at most, and the number of steps that it took."""
         self.simulations += 1
-        order, taken = self._simulated(limit, x, keeps_bare=True)
-        if order is None and self._graph.has_bare:
-            order, more = self._simulated(limit, x, keeps_bare=False)
+        graph, source, room = self._graph, _SOURCES[x.source], int(limit * _ROOMS[x.room])
+        most_cost = min(_MOST_COST * graph.total_cost, _NEAR * most_cost)
+        if isinstance(source, int):
+            if source not in self._segments:
+                self._segments[source] = Segments(graph, self._plain_account, source)
+            account = self._segments[source].within(room)
+            if account is None or account.cost > most_cost:
+                return None, len(graph.reads)
+            return account, len(account.order)
+        order, taken = self._simulated(room, source, most_cost, keeps_bare=True)
+        if order is None and graph.has_bare:
+            order, more = self._simulated(room, source, most_cost, keeps_bare=False)
             taken += more
-        account = None if order is None else self._graph.account(order)
-        if account is None or account.peak > limit:
-            return None, taken
-        return polished(self._graph, account, limit), 2 * taken
+        account = None if order is None else graph.account(order)
+        return None if account is None or account.peak > limit else account, taken
 
-    def _simulated(self, limit: int, x: Attempt, keeps_bare: bool) -> tuple[list[int] | None, int]:
-        graph, cuts = self._graph, self._crossing(_CUTS[x.cuts])
-        most_cost = _MOST_COST * graph.total_cost
-        simulation = Simulation(
-            graph, limit * _ROOMS[x.room], _SETTINGS[x.setting], most_cost, cuts, keeps_bare, self._early
-        )
+    def _simulated(
+        self, room: int, setting: Setting, most_cost: float, keeps_bare: bool
+    ) -> tuple[list[int] | None, int]:
+        simulation = Simulation(self._graph, room, setting, most_cost, keeps_bare, self._early)
         try:
             order = simulation.run()
         except NoRoomError:
             order = None
-        return order, max(len(simulation.order), len(graph.reads) // 8)
-
-    def _crossing(self, pieces: int) -> set[int]:
-        """The slots that the next piece reads of what was made before it, for pieces of about the same cost."""
-        if pieces not in self._cut:
-            self._cut[pieces] = _crossing(self._graph, self._plain_account, pieces)
-        return self._cut[pieces]
+        return order, max(len(simulation.order), len(self._graph.reads) // 8)
 
     # Limits --------------------------------------------------------------------------------------------------------
 
@@ -241,7 +253,7 @@ class Planner:
     def _infeasible(self, limit: int, least: Plan) -> BudgetError:
         account = Graph(least.program, self._alignment)
         taken = account.account(range(len(least.program.steps)))
-        step = least.program.steps[taken.live.index(taken.peak)] if taken.live else None
+        step = least.program.steps[taken.at_peak] if taken.live else None
         nbytes = least.layout.nbytes
         return BudgetError(
             f"a program of {len(least.program.steps)} tasks needs {format_bytes(nbytes)} ({nbytes} bytes) at least for "
@@ -278,33 +290,3 @@ def _at(step: Step | None) -> str:
         return ""
     line = "" if step.place is None else f" ({step.place[0]}:{step.place[1]})"
     return f", most of it at {', '.join(step.names)}{line}"
-
-
-def _crossing(graph: Graph, plain: Account, pieces: int) -> set[int]:
-    if pieces < 2 or not plain.live:
-        return set()
-    end = plain.order[plain.live.index(plain.peak)]
-    crossing = _XP.zeros(len(graph.reads) + 1)
-    for s, p in enumerate(graph.producers):
-        before = [u for u in graph.uses[s] if u <= end]
-        if p >= 0 and before:
-            crossing[p] += graph.sizes[s]
-            crossing[before[-1]] -= graph.sizes[s]
-    crossing = _XP.cumsum(crossing)
-    done = _XP.cumsum(graph.costs)
-    cuts: list[int] = []
-    for j in range(1, pieces):
-        low, high = (int(_XP.searchsorted(done, done[end] * (j + d) / pieces)) for d in (-0.4, 0.4))
-        high = min(max(high, low + 1), end)
-        if low < end:
-            at = low + int(crossing[low:high].argmin())
-            if not cuts or at > cuts[-1]:
-                cuts.append(at)
-    kept: set[int] = set()
-    for s, p in enumerate(graph.producers if cuts else ()):
-        if p >= 0:
-            for at, following in zip(cuts, [*cuts[1:], end], strict=True):
-                if p <= at and any(at < u <= following for u in graph.uses[s]):
-                    kept.add(s)
-                    break
-    return kept

@@ -26,6 +26,11 @@ class Account(NamedTuple):
         """The most bytes alive at once."""
         return max(self.live, default=0)
 
+    @property
+    def at_peak(self) -> int:
+        """The position of the step with the most bytes alive; -1 where there is none."""
+        return self.live.index(self.peak) if self.live else -1
+
 
 class Graph:
     """Steps and slots of a program as numbers; sizes are multiples of ``alignment`` (bytes)."""
@@ -149,8 +154,8 @@ def early(graph: Graph) -> set[int]:
     Where they can be done before their turn, say since they read values of the forward alone, they make room.
     """
     count, sizes = len(graph.reads), graph.sizes
-    live = graph.account(range(count)).live
-    peak = live.index(max(live)) if len(live) == count else count
+    account = graph.account(range(count))
+    peak = account.at_peak if len(account.live) == count else count
     last = lambda i: sum(sizes[s] for s in graph.reads[i] if graph.uses[s][-1] == i)
     return {
         i for i in range(peak + 1, count) if graph.repeatable(i) and last(i) > sum(sizes[s] for s in graph.writes[i])
@@ -163,8 +168,8 @@ def delayed(graph: Graph) -> list[int]:
     The gradients of weights, say, are made where they are added up.
     """
     sizes, count = graph.sizes, len(graph.reads)
-    live = graph.account(range(count)).live
-    peak = live.index(max(live)) if len(live) == count else count
+    account = graph.account(range(count))
+    peak = account.at_peak if len(account.live) == count else count
     before: list[list[int]] = [[] for _ in range(count)]
     late = set()
     first, last = [count] * len(sizes), [-1] * len(sizes)  # where slots are read

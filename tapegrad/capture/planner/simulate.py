@@ -13,7 +13,7 @@ wrote is evicted, the step waits for its turn again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
@@ -53,13 +53,13 @@ class NoRoomError(Exception):
 class Simulation:
     """One run; ``order`` is what it finds.
 
-    ``kept``: slots that are never evicted.  ``keeps_bare``: whether what cannot be recomputed (an argument, the result
+    ``keeps_bare``: whether what cannot be recomputed (an argument, the result
     of a step that is done once) stays when nobody reads it any more: something may be recomputed from it.  ``early``:
     steps that may be done before their turn.
     """
 
     def __init__(
-        self, graph: Graph, limit: float, setting: Setting, most_cost: float, kept: Iterable[int], keeps_bare: bool,
+        self, graph: Graph, limit: float, setting: Setting, most_cost: float, keeps_bare: bool,
         early: Collection[int] = (),
     ) -> None:  # fmt: skip
         self._graph, self._limit, self._setting = graph, limit, setting
@@ -81,7 +81,7 @@ class Simulation:
         self._bare = [p < 0 or not graph.repeatable(p) for p in graph.producers]
         self._keeps_bare = keeps_bare
         self._fixed = self._bare.copy()
-        for s in (*graph.finals, *kept):
+        for s in graph.finals:
             self._fixed[s] = True
         self._weights = _XP.maximum(_XP.array(graph.sizes, float), 1.0) ** setting.size
         self._parts: list[Part | None] = [None] * count

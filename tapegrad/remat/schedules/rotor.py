@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd, inf
-from operator import add
 
+from tapegrad.device import CPU
 from tapegrad.errors import RecomputeError
 from tapegrad.remat.schedules.actions import Action, Advance, Drop, Restore, Reverse, Store, Tape
+
+_XP = CPU.xp
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ class Rotor:
         unit = gcd(*(x for s in stages for x in (s.out, s.taped, s.forward_overhead, s.backward_overhead)), given) or 1
         free = max(0, budget - fixed)
         unit = unit if free // unit <= slots else -(-free // slots)
-        self._memory = free // unit
-        self._table = _Table(self.stages, given, unit, self._memory if free >= need else -1)
-        self.cost = self._table.cost(0, len(stages) - 1, self._memory) if free >= need else inf
+        memory = free // unit
+        self._table = _Table(self.stages, given, unit, memory if free >= need else -1)
+        self.units = range(self._table.least() if free >= need else memory + 1, memory + 1)
+        """All smaller budgets for which a plan exists, in the units in which bytes are counted."""
+        self.cost = self._table.cost(0, len(stages) - 1, memory) if self.units else inf
         """Cost of the plan."""
         self.plain_cost = sum(s.forward + s.backward for s in stages)
         """Cost of the chain without a plan."""
@@ -77,10 +81,10 @@ class Rotor:
                 f"{need + fixed} bytes{finer}"
             )
 
-    def actions(self) -> Iterator[Action]:
-        """The schedule."""
-        table = self._table
-        todo: list[tuple[int, int, int, bool] | Action] = [(0, len(self.stages) - 1, self._memory, False)]
+    def actions(self, units: int | None = None) -> Iterator[Action]:
+        """Yield the schedule of the plan, or of the plan for another budget of ``self.units``."""
+        table, memory = self._table, self.units[-1] if units is None else units
+        todo: list[tuple[int, int, int, bool] | Action] = [(0, len(self.stages) - 1, memory, False)]
         while todo:
             item = todo.pop()
             if isinstance(item, Action):
@@ -127,8 +131,8 @@ def least_bytes(stages: Sequence[Stage], given: int = 0) -> tuple[int, int]:
 class _Table:
     """Least costs for all parts of a chain and all amounts of memory up to ``most``; bytes in units.
 
-    ``out[i]``: the input of stage ``i``.  A row holds the costs of one part for 0 to ``most`` units, and rows are
-    combined whole.
+    ``out[i]``: the input of stage ``i``.  ``costs[s, t]`` holds ``C(s, t, m)`` for 0 to ``most`` units, ``late[s, t]``
+    the same with the input of ``s`` to keep, too.
     """
 
     def __init__(self, stages: Sequence[Stage], given: int, unit: int, most: int = -1) -> None:
@@ -140,11 +144,12 @@ class _Table:
         self._more = [(units(s.forward_overhead), units(s.backward_overhead)) for s in stages]
         self._time = [s.forward + s.backward for s in stages]
         self._sums = list(accumulate((s.forward for s in stages), initial=0.0))
-        self._rows: dict[tuple[int, int], list[float]] = {}
-        if most >= 0:
-            for length in range(len(stages)):
-                for s in range(len(stages) - length):
-                    self._rows[s, s + length] = self._row(s, s + length, most + 1)
+        count = len(stages) if most >= 0 else 0
+        self._costs = _XP.full((count, count, most + 1), inf)
+        self._late = self._costs.copy()
+        for length in range(count):
+            for s in range(count - length):
+                self._fill(s, s + length)
 
     def tape_need(self, s: int, t: int) -> int:
         """Units to tape stage ``s`` now, and later to reverse it."""
@@ -155,9 +160,13 @@ class _Table:
         """Units to run stage ``k`` after others from ``s`` on, nothing kept."""
         return (self.out[k] if k > s else 0) + self.out[k + 1] + self._more[k][0]
 
+    def least(self) -> int:
+        """The first amount of memory for which the whole chain has a plan; one more than ``most`` if there is none."""
+        return int(_XP.isinf(self._costs[0, -1]).sum())
+
     def cost(self, s: int, t: int, m: int) -> float:
         """``C(s, t, m)``."""
-        return self._rows[s, t][m] if m >= 0 else inf
+        return float(self._costs[s, t, m]) if m >= 0 else inf
 
     def choice(self, s: int, t: int, m: int) -> int:
         """``s``: tape it now; otherwise the stage whose input to keep."""
@@ -173,16 +182,18 @@ class _Table:
     def _taped_now(self, s: int, t: int, m: int) -> float:
         return (self.cost(s + 1, t, m - self.taped[s]) if s < t else 0.0) + self._time[s]
 
-    def _row(self, s: int, t: int, size: int) -> list[float]:
+    def _fill(self, s: int, t: int) -> None:
+        best = self._costs[s, t]
+        size, out = len(best), self.out
         need, taped = min(self.tape_need(s, t), size), self.taped[s]
-        rest = self._rows[s + 1, t] if s < t else [0.0] * size
-        best = [inf] * need + [x + self._time[s] for x in rest[need - taped : size - taped]]
-        least = 0
-        for cut in range(s + 1, t + 1):
-            least = max(least, self.out[t + 1] + self.run_need(s, cut - 1), self.out[cut])
-            if least >= size:
-                break
-            kept, time = self.out[cut], self._sums[cut] - self._sums[s]
-            both = map(add, self._rows[cut, t][least - kept :], self._rows[s, cut - 1][least:])
-            best[least:] = map(min, best[least:], [x + time for x in both])
-        return best
+        best[need:] = self._time[s]
+        if s < t:
+            best[need:] += self._costs[s + 1, t, need - taped : size - taped]
+            cuts = range(s + 1, t + 1)
+            run = [max(out[t + 1] + self.run_need(s, cut - 1), out[cut]) for cut in cuts]
+            both = self._late[s + 1 : t + 1, t] + self._costs[s, s:t]
+            both += _XP.array([self._sums[cut] - self._sums[s] for cut in cuts])[:, None]
+            for row, least in zip(both, accumulate(run, max), strict=True):
+                row[:least] = inf
+            _XP.minimum(best, both.min(axis=0), out=best)
+        self._late[s, t, out[s] :] = best[: max(0, size - out[s])]

@@ -171,3 +171,13 @@ def test_one_byte_too_few_is_too_few() -> None:
     with pytest.raises(RecomputeError, match="least budget is 1 bytes"):
         Rotor([Stage("s", 1, 2, 0, 1)], 0)
     assert Rotor([Stage("s", 1, 2, 0, 1)], 1).cost == 3
+
+
+def test_one_plan_has_the_schedules_of_all_smaller_budgets() -> None:
+    plan = Rotor(EQUAL, 80_000)
+    assert list(plan.units) == list(range(least_bytes(EQUAL)[0] // 1000, 81))
+    runs = [count(plan.actions(units), 16).steps for units in plan.units]
+    assert runs == sorted(runs, reverse=True)
+    assert all(
+        count(Rotor(EQUAL, 1000 * units).actions(), 16).steps == r for units, r in zip(plan.units, runs, strict=True)
+    )
