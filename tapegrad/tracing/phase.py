@@ -26,6 +26,8 @@ class _Here(threading.local):
     """Whether a restoration is."""
     walking = False
     """Whether a gradient walk is under way."""
+    cuts: Any = None
+    """Within a budget: states that the innermost walk keeps; none while a restoration is under way."""
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
     location: Any = None

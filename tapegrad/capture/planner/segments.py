@@ -13,14 +13,13 @@ for the schedule with the most bytes whose order fits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate
 
 from tapegrad.capture.planner.schedule import Account, Graph
-from tapegrad.device import CPU
 from tapegrad.remat.schedules.actions import Advance, Reverse, Tape
+from tapegrad.remat.schedules.blocks import blocks
 from tapegrad.remat.schedules.rotor import Rotor, Stage, least_bytes
 
-_XP = CPU.xp
 _UNITS = 512
 """Units in which Rotor counts bytes."""
 
@@ -36,15 +35,21 @@ class Segments:
         for s, p in enumerate(graph.producers):
             if 0 <= p < end:
                 last[s] = max((p, *(u for u in graph.uses[s] if u < end)))
-        crossing = self._crossing(last, end)
-        begins = [0, *self._cuts(last, crossing, count), end]
-        self._blocks = [range(a, b) for a, b in pairwise(begins)]
+        change, saved = [0] * end, [0] * end
+        for s, p in enumerate(graph.producers):
+            if last[s] >= 0:
+                change[p] += graph.sizes[s]
+                change[last[s]] -= graph.sizes[s]
+                if graph.uses[s] and graph.uses[s][-1] >= end:
+                    saved[p] += graph.sizes[s]
+        crossing = list(accumulate(change))
+        self._blocks = blocks(crossing, saved, graph.costs[:end], count)
         self._backward = self._assigned(last, end)
         stages = []
         for steps in self._blocks:
             taped = sum(
                 graph.sizes[s] for i in steps for s in graph.writes[i]
-                if last[s] >= steps.stop or any(u >= end for u in graph.uses[s])
+                if last[s] >= steps.stop or (graph.uses[s] and graph.uses[s][-1] >= end)
             )  # fmt: skip
             cost = sum(graph.costs[i] for i in steps)
             stages.append(Stage(f"steps {steps}", cost, 0.0, crossing[steps.stop - 1], taped))
@@ -82,30 +87,6 @@ class Segments:
                 order += steps if steps[0] not in done else [i for i in steps if graph.repeatable(i)]
                 done.add(steps[0])
         return order
-
-    def _crossing(self, last: Sequence[int], end: int) -> list[int]:
-        """Bytes that later steps of the forward part read of what is there after each of its steps."""
-        change = _XP.zeros(end, int)
-        for s, p in enumerate(self._graph.producers):
-            if last[s] > p:
-                change[p] += self._graph.sizes[s]
-                change[last[s]] -= self._graph.sizes[s]
-        return _XP.cumsum(change).tolist()
-
-    def _cuts(self, last: Sequence[int], crossing: Sequence[int], count: int) -> list[int]:
-        """The first steps of all blocks but the first: where least crosses, one in each window.
-
-        Windows hold about the same cost, and the same bytes that the backward part reads.
-        """
-        graph, end = self._graph, len(crossing)
-        saved = _XP.zeros(end)
-        for s, p in enumerate(graph.producers):
-            if last[s] >= 0 and graph.uses[s] and graph.uses[s][-1] >= end:
-                saved[p] += graph.sizes[s]
-        saved, cost = _XP.cumsum(saved), _XP.cumsum(graph.costs[:end])
-        share = saved / max(saved[-1], 1.0) + cost / max(cost[-1], 1.0)
-        bounds = [0, *_XP.searchsorted(share, _XP.arange(1, count) * 2.0 / count).tolist(), end - 1]
-        return [min(range(a, b), key=crossing.__getitem__) + 1 for a, b in pairwise(bounds) if a < b]
 
     def _assigned(self, last: Sequence[int], end: int) -> list[list[int]]:
         """The steps of the backward part in their order, each with the block after whose last run it is done.

@@ -141,6 +141,10 @@ class Candidates:
             elif there[0].value() is None:
                 self.remove(there[0])
 
+    def nbytes(self) -> int:
+        """Return the bytes of all values that may be evicted now."""
+        return int(self._sizes[self._numerators < self._xp.inf].sum())
+
     def _release(self, row: int) -> None:
         self._rows[row] = None
         self._numerators[row] = self._xp.inf

@@ -21,6 +21,7 @@ from tapegrad.core.tracking import Tracker
 from tapegrad.device import in_use, oom_retry
 from tapegrad.engine.realize import realize, stored
 from tapegrad.errors import BudgetError
+from tapegrad.remat.budget.cuts import Cuts
 from tapegrad.remat.budget.evictable import Evictable
 from tapegrad.remat.budget.oom import budget_error, collected, live_set
 from tapegrad.remat.budget.recipes import Graph, Recipe, SavedBuffers, Session, asked_of
@@ -28,6 +29,7 @@ from tapegrad.remat.budget.replay import replay
 from tapegrad.remat.offload.offload import Moved, keeps_memory, kept_bytes, reclaim
 from tapegrad.remat.policies import RECOMPUTE, Answer, Policy
 from tapegrad.tracing.ledger import LEDGER
+from tapegrad.tracing.phase import HERE, during
 
 T = TypeVar("T")
 _LOOK_AGAIN_AFTER = 32
@@ -218,10 +220,11 @@ class Manager(Tracker):
 
     def walk(self, f: Callable[..., T], *args: Any) -> T:
         """Return ``f(*args)``, a backward pass; values that it reads may be evicted anew until it ends."""
-        session = self._begun()
+        session, cuts = self._begun(), Cuts(self._evictable, self._free_bytes, self.last_resorts)
         try:
-            return LEDGER.walk(f, *args)
+            return during(LEDGER.walk, f, *args, cuts=cuts)
         finally:
+            cuts.passed(-1)
             del session
 
     def _recipes(self) -> Graph:
@@ -260,9 +263,9 @@ class Manager(Tracker):
         graph = self._present()
         recipe = None if graph is None else graph.recipes.get(buffer.node.index)
         if graph is not None and recipe is not None:
-            if recipe.value() is buffer:
+            if (own := recipe.value()) is buffer:
                 self._evictable.registered(graph, recipe, buffer)
-            else:
+            elif own is None or own.array is not None:  # else a replay computes the value in passing
                 graph.alive(recipe, buffer)
 
     def save(self, buffers: tuple[Buffer, ...], by: str = "") -> Retained:
@@ -270,7 +273,7 @@ class Manager(Tracker):
         if LEDGER.detailed or LEDGER.journal is not None:
             LEDGER.save(buffers, by)
         graph = self._graph() or self._new_graph()
-        saved = graph.saving(buffers)
+        saved = graph.saving(buffers, self._here)
         if saved is None:
             return buffers
         self._evictable.save(saved)
@@ -431,7 +434,7 @@ class Manager(Tracker):
         """Fill ``buffers``, which are evicted."""
         recipes = {b.node.index: b.recipe for b in buffers if b.array is None}
         if recipes:
-            replay(graph, list(recipes.values()), self._evictable)
+            replay(graph, list(recipes.values()), self._evictable, HERE.cuts)
 
     def read_saved(self, saved: SavedBuffers) -> None:
         """Fill the evicted buffers of ``saved``, which a rule reads."""
@@ -447,6 +450,8 @@ class Manager(Tracker):
                     graph.may_evict(recipe, b)
             arrays.append(array)  # it stays while others are recomputed
         self._here = here
+        if (cuts := HERE.cuts) is not None:
+            cuts.passed(saved.at)
         if evicted:
             self.restore(graph, evicted)
         if self._evictable.offloads.any:
@@ -460,6 +465,11 @@ class Manager(Tracker):
     def bring(self, moved: Moved) -> bool:
         """Start fetching an offloaded value, if its bytes fit."""
         return self._evictable.offloads.bring(moved, self._fits)
+
+    def _free_bytes(self) -> float:
+        """Return the bytes that are free, or taken by values that may be evicted."""
+        self._evictable.register_new()
+        return METER.limit - self._taken() + self._evictable.candidates.nbytes()
 
     def _fits(self, nbytes: int) -> bool:
         """Whether ``nbytes`` may be fetched early: twice as much is left to what runs meanwhile."""

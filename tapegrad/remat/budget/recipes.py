@@ -131,12 +131,16 @@ class Recipe:
 
 @final
 class SavedBuffers:
-    """What a record saves within a budget: ``buffers``, and the ``recipes`` of those that may be evicted."""
+    """What a record saves within a budget: ``buffers``, and the ``recipes`` of those that may be evicted.
 
-    __slots__ = ("__weakref__", "buffers", "graph", "recipes")
+    ``at``: the latest node when it was recorded; a backward pass reads what it saves in the reverse order of these.
+    """
 
-    def __init__(self, graph: Graph, buffers: tuple[Buffer, ...], recipes: tuple[Recipe | None, ...]) -> None:
+    __slots__ = ("__weakref__", "at", "buffers", "graph", "recipes")
+
+    def __init__(self, graph: Graph, buffers: tuple[Buffer, ...], recipes: tuple[Recipe | None, ...], at: int) -> None:
         self.graph = graph
+        self.at = at
         self.buffers = buffers
         self.recipes = recipes
 
@@ -326,8 +330,8 @@ class Graph:
                     "was evicted cannot be recomputed from it; let asarray copy it, or change it after the gradient"
                 )
 
-    def saving(self, buffers: tuple[Buffer, ...]) -> SavedBuffers | None:
-        """Return the saved form of ``buffers``; None if none of them has a recipe."""
+    def saving(self, buffers: tuple[Buffer, ...], at: int = 0) -> SavedBuffers | None:
+        """Return the saved form of ``buffers``, at node ``at``; None if none of them has a recipe."""
         recipes: list[Recipe | None] = []
         for b in buffers:
             recipe = getattr(b, "recipe", None)  # commonly of this session, or none
@@ -336,7 +340,7 @@ class Graph:
             recipes.append(recipe)
         if recipes.count(None) == len(recipes):
             return None
-        saved = SavedBuffers(self, buffers, tuple(recipes))
+        saved = SavedBuffers(self, buffers, tuple(recipes), at)
         weak = weakref.ref(saved)
         for recipe in recipes:
             if recipe is not None:

@@ -12,6 +12,7 @@ from tapegrad.core.buffer import EVICTED, Buffer
 from tapegrad.core.node import LEAF
 from tapegrad.engine.realize import postponed, recompute, stored
 from tapegrad.engine.region import collect
+from tapegrad.remat.budget.cuts import UNPLANNED, Cuts
 from tapegrad.remat.budget.recipes import Graph, Recipe
 from tapegrad.tracing.ledger import LEDGER
 from tapegrad.tracing.phase import during
@@ -34,60 +35,90 @@ Values = dict[int, tuple[Buffer, Any]]
 """Buffers by node index, with the arrays that they show or read, which are not evicted while they are held here."""
 
 
-def replay(graph: Graph, targets: list[Recipe], evictor: Evictor) -> Values:
-    """Return the values of ``targets``, recomputed.
+def replay(
+    graph: Graph, targets: list[Recipe], evictor: Evictor, cuts: Cuts | None = None, known: Values | None = None
+) -> Values:
+    """Return the values of ``targets``, recomputed; a long replay keeps states in ``cuts``.
 
-    Values that were filled when the replay was planned are evicted last while it runs; if so, they are recomputed when
-    they are read.
+    ``known``: values of the replay that needs these.  Values that were filled when the replay was planned are evicted
+    last while it runs; if so, they are recomputed when they are read.
     """
-    order, reads, uses = _missing(targets)
-    values: Values = {}
-    there = _there(graph, order)
-    evictor.spare([r for recipes in there.values() for r in recipes])
+    run = _Replay(graph, targets, evictor, cuts, known or {})
+    evictor.spare([r for recipes in run.spared.values() for r in recipes])
     try:
-        during(
-            _recompute, graph, order, values, reads, uses, there, evictor,
-            reruns=True, restoring=True,
-        )  # fmt: skip
+        during(run.run, reruns=True, restoring=True, cuts=None)
     finally:
-        evictor.unspare(graph, [r for recipes in there.values() for r in recipes])
-    return values
+        evictor.unspare(graph, [r for recipes in run.spared.values() for r in recipes])
+    return run.values
 
 
-def _recompute(
-    graph: Graph,
-    order: list[Recipe],
-    values: Values,
-    reads: dict[int, list[int]],
-    uses: dict[int, int],
-    there: dict[int, list[Recipe]],
-    evictor: Evictor,
-) -> None:
-    """Run ``order``; put values that are used later into ``values``."""
-    written = {recipe.node.index: by for recipe in order if (by := recipe.along()) is not None}
-    later = {by.node.index for by in written.values()}
-    for recipe in order:
-        if recipe.node.index in later:
-            continue
-        sources = _sources(recipe)
-        inputs = tuple([_input(graph, i, values, evictor) for i in sources])
-        beside = written.get(recipe.node.index)
-        if recipe.slot is not None:
-            made = [(recipe, _fetched(graph, recipe, evictor))]
-        elif beside is None:
-            made = [(recipe, _computed(recipe, inputs))]
-        else:
-            made = [*_both(recipe, beside, inputs)]
-        del inputs
-        while made:
-            one, out = made.pop()
-            graph.alive(one, out)
-            evictor.registered(graph, one, out)
-            if one.node.index in uses:
-                values[one.node.index] = out, _arrays(out)
-                _read(reads[one.node.index], values, uses)
-            del out
-            evictor.unspare(graph, there.pop(one.node.index, ()))
+class _Replay:
+    """One replay: ``values`` that are used later, by index; ``spared``: values, by the node that reads them last."""
+
+    def __init__(self, graph: Graph, targets: list[Recipe], evictor: Evictor, cuts: Cuts | None, known: Values) -> None:
+        self._graph, self._evictor, self._cuts, self._known = graph, evictor, cuts, known
+        self._order, self._reads, self._uses = _missing(targets, known)
+        self.values: Values = {}
+        self.spared = _there(graph, self._order)
+        self._plan = UNPLANNED
+        if cuts is not None:
+            there = sum(r.node.aval.nbytes for recipes in self.spared.values() for r in recipes)
+            self._plan = cuts.plan(self._order, self._reads, [r.node.index for r in targets], there)
+
+    def run(self) -> None:
+        """Run the recipes in order."""
+        written = {recipe.node.index: by for recipe in self._order if (by := recipe.along()) is not None}
+        later = {by.node.index for by in written.values()}
+        for recipe in self._order:
+            index = recipe.node.index
+            if index in later:
+                continue
+            inputs = tuple([self._input(i) for i in _sources(recipe)])
+            beside = written.get(index)
+            if recipe.slot is not None:
+                self._add(recipe, _fetched(self._graph, recipe, self._evictor))
+            elif beside is not None:
+                for one, out in _both(recipe, beside, inputs):
+                    self._add(one, out)
+            elif index in self._plan.passing:
+                self._note(recipe, _computed(recipe, inputs, None))
+            else:
+                self._add(recipe, _computed(recipe, inputs, recipe.value()))
+            del inputs
+            if index in self._plan.cuts and self._cuts is not None:
+                self._cuts.keep(self._graph, index, [b for b, _ in self.values.values()], self._plan.cuts[index])
+
+    def _input(self, source: Recipe | Buffer) -> Buffer:
+        if type(source) is not Recipe:
+            self._graph.check(source)
+            return source
+        index = source.node.index
+        if (value := self.values.get(index) or self._known.get(index)) is not None:
+            return value[0]
+        if not source.lacks_value():
+            return source.value()  # type: ignore[return-value]
+        return replay(self._graph, [source], self._evictor, None, {**self._known, **self.values})[index][0]
+
+    def _add(self, recipe: Recipe, out: Buffer) -> None:
+        """Let ``out`` be the recipe's value again."""
+        self._graph.alive(recipe, out)
+        self._evictor.registered(self._graph, recipe, out)
+        if self._plan.passing and recipe.is_saved():  # rather evict what is read after the blocks that are kept
+            self._evictor.spare((recipe,))
+            self.spared.setdefault(_AT_END, []).append(recipe)
+        self._note(recipe, out)
+
+    def _note(self, recipe: Recipe, out: Buffer) -> None:
+        """Hold ``out`` until its last use; release what it has read for the last time."""
+        index = recipe.node.index
+        if index in self._uses:
+            self.values[index] = out, _arrays(out)
+            _read(self._reads[index], self.values, self._uses)
+        self._evictor.unspare(self._graph, self.spared.pop(index, ()))
+
+
+_AT_END = -1
+"""The node at which values are spared no longer that are spared until the replay ends."""
 
 
 def _read(indices: Iterable[int], values: Values, uses: dict[int, int]) -> None:
@@ -124,10 +155,10 @@ def _sources(recipe: Recipe) -> tuple[Recipe | Buffer, ...]:
     return recipe.inputs if recipe.slot is None else ()
 
 
-def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, list[int]], dict[int, int]]:
+def _missing(targets: list[Recipe], known: Values) -> tuple[list[Recipe], dict[int, list[int]], dict[int, int]]:
     """Return the recipes to run for ``targets``, in order; which of them each reads; how often each is read.
 
-    Each target is read once more, by the caller.
+    ``known`` values are not missing.  Each target is read once more, by the caller.
     """
     order: dict[int, Recipe] = {}
     reads: dict[int, list[int]] = {}
@@ -141,6 +172,8 @@ def _missing(targets: list[Recipe]) -> tuple[list[Recipe], dict[int, list[int]],
         order[index], reads[index] = recipe, []
         for source in _sources(recipe):
             for missing in _lacking(source):
+                if missing.node.index in known:
+                    continue
                 reads[index].append(missing.node.index)
                 uses[missing.node.index] = uses.get(missing.node.index, 0) + 1
                 stack.append(missing)
@@ -159,17 +192,6 @@ def _lacking(source: Recipe | Buffer) -> list[Recipe]:
     return [b.recipe for b in collect((buffer,)).leaves if b.array is None and b.state == EVICTED]
 
 
-def _input(graph: Graph, source: Recipe | Buffer, values: Values, evictor: Evictor) -> Buffer:
-    if type(source) is not Recipe:
-        graph.check(source)
-        return source
-    index = source.node.index
-    if index in values:
-        return values[index][0]
-    buffer = source.value()
-    return buffer if buffer is not None else replay(graph, [source], evictor)[index][0]
-
-
 def _fetched(graph: Graph, recipe: Recipe, evictor: Evictor) -> Buffer:
     """Fetch a value from its tier; recompute it if the tier fails.  Raises MemoryError."""
     try:
@@ -181,10 +203,9 @@ def _fetched(graph: Graph, recipe: Recipe, evictor: Evictor) -> Buffer:
         return replay(graph, [recipe], evictor)[recipe.node.index][0]
 
 
-def _computed(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
+def _computed(recipe: Recipe, inputs: tuple[Buffer, ...], into: Buffer | None) -> Buffer:
     LEDGER.restored()
     recipe.times += 1
-    into = recipe.value()
     if recipe.node.prim is LEAF:  # an alias
         (source,) = inputs
         array = stored(source)
@@ -195,7 +216,7 @@ def _computed(recipe: Recipe, inputs: tuple[Buffer, ...]) -> Buffer:
 def _both(recipe: Recipe, beside: Recipe, inputs: tuple[Buffer, ...]) -> Iterator[tuple[Recipe, Buffer]]:
     """Compute a value and the by-product that its operation writes along."""
     by_product = postponed(beside.node, inputs, beside.value())
-    yield recipe, _computed(recipe, (*inputs, by_product))
+    yield recipe, _computed(recipe, (*inputs, by_product), recipe.value())
     LEDGER.restored()
     beside.times += 1
     yield beside, by_product
