@@ -111,7 +111,9 @@ def on_cpu(prim: Primitive, sample: Sample, xs: list[np.ndarray], failures: list
         with np.errstate(all="ignore"):
             y = apply(prim, [from_array(x) for x in xs], sample.params)
             materialize(y)
-            return y
+            # With ml_dtypes 0.7 NumPy's FFT takes bfloat16, which no front end lets through, and gives float64.
+            is_widened = y.numpy().dtype == np.float64 and any(x.dtype == BFLOAT for x in xs)
+            return None if is_widened else y
     except (TypeError, TapegradError):
         return None
     except Exception as e:

@@ -36,7 +36,7 @@ logical_or = binary(
     elementwise("logical_or", infer=infer_bool, operands=("x", "y"), cxx="{x} || {y}", doc="One holds."), _to_bool
 )
 logical_xor = binary(
-    elementwise("logical_xor", infer=infer_bool, operands=("x", "y"), cxx="{x} != {y}", doc="One of the two holds."),
+    elementwise("logical_xor", infer=infer_bool, operands=("x", "y"), cxx="!{x} != !{y}", doc="One of the two holds."),
     _to_bool,
 )
 logical_not = unary(
