@@ -3,8 +3,8 @@
 Orders come from two sources.  ``segments`` keeps whole states at cuts, which suits loops and chains, whatever their
 rules read; ``simulate`` evicts single values with the next use known, which suits programs of unlike layers.  Each
 order is polished: steps that need not be repeated, since there are bytes to keep their results, are left out
-(``polish``).  Simulations differ in their setting and in how many bytes they have fewer than the polishing; the best so
-far say which are next.  Then the arena is planned, and where it is too large, all is done once more within fewer bytes.
+(``polish``).  Attempts differ in the source and in how many bytes they have fewer than the polishing; the best so far
+say which are next.  Then the arena is planned, and where it is too large, all is done once more within fewer bytes.
 Nothing depends on time or chance, so a program always gets the same plan.
 """
 
@@ -30,9 +30,9 @@ _SOURCES: tuple[int | Setting, ...] = (
     Setting(1, 1, 1, False), Setting(1, 0.5, 1, True), Setting(1, 1, 0.5, True), Setting(1, 2, 0.5, True),
     Setting(0.5, 1, 0.5, False), Setting(1, 0.5, 0.5, False), Setting(1, 1, 0.5, False),
 )  # fmt: skip
-"""Where orders come from: blocks of segments, and settings of simulations."""
+"""Where orders come from: numbers of blocks (``segments``), and settings of simulations."""
 _ROOMS = (1.0, 0.85, 0.7, 0.55, 0.4)
-"""Parts of the limit that simulations have; the rest is for polishing."""
+"""Parts of the limit that attempts have; the rest is for polishing."""
 MOST_STEPS = 60_000
 """Steps simulated and polished in one search; some 15 us each."""
 _PATIENCE = 16
@@ -40,7 +40,7 @@ _PATIENCE = 16
 _MOST_COST = 5
 """No plan costs more than so many times the plain program."""
 _NEAR = 1.5
-"""How many times the best cost a simulation may cost before it is polished."""
+"""How many times the best cost an order may cost before it is polished."""
 _BEST = 2
 """Attempts of a search whose arenas are tried, and which are repeated within fewer bytes."""
 _TRIES = 6
@@ -160,20 +160,20 @@ class Planner:
         best: Plan | None = None
         target, attempts, cost = limit, None, inf
         for number in range(_TRIES):
-            found = self._searched(target, attempts)
-            if number and (not found or found[0][1].cost > _MORE * cost):
-                found = self._searched(target, None)
-            if not found:
+            orders = self._searched(target, attempts)
+            if number and (not orders or orders[0][1].cost > _MORE * cost):
+                orders = self._searched(target, None)
+            if not orders:
                 break
             plans = []
-            for _, account in found:
+            for _, account in orders:
                 plans.append(plan := self._plan(account, limit))
                 if plan.layout.nbytes <= limit:
                     best = plan if best is None else min(best, plan, key=lambda p: p.extra)
                     break
             if best is not None and best.extra <= plans[0].extra:
                 break
-            attempts, cost = [x for x, _ in found], found[0][1].cost
+            attempts, cost = [x for x, _ in orders], orders[0][1].cost
             target = int(target * limit / plans[0].layout.nbytes * (1.0 - _MARGIN * (number + 1))) - self._alignment
         return best
 
@@ -183,12 +183,12 @@ class Planner:
         """The attempts whose orders cost least, where values take at most ``limit`` bytes; the best first."""
         if limit < self._lower_bound() or not self._plain_account.live:
             return []
-        found: dict[Attempt, Account | None] = {}
+        accounts: dict[Attempt, Account | None] = {}
         best: list[tuple[float, int, Attempt, Account]] = []
         left, since = MOST_STEPS, 0
-        for x in self._attempts(found) if only is None else only:
+        for x in self._attempts(accounts) if only is None else only:
             account, steps = self._attempted(limit, x, best[0][0] if best else inf)
-            found[x] = account = None if account is None else polished(self._graph, account, limit)
+            accounts[x] = account = None if account is None else polished(self._graph, account, limit)
             left -= 2 * steps
             since += 1
             if account is not None and all(account[1:] != other[1:] for *_, other in best):
@@ -198,15 +198,15 @@ class Planner:
                 break
         return [(x, account) for _, _, x, account in best]
 
-    def _attempts(self, found: dict[Attempt, Account | None]) -> Iterator[Attempt]:
+    def _attempts(self, accounts: dict[Attempt, Account | None]) -> Iterator[Attempt]:
         """Some; then always those next to the best; all if there is none."""
         yield from _FIRST
         looked: set[Attempt] = set()
-        while near := [(a.cost, x) for x, a in found.items() if a is not None and x not in looked]:
+        while near := [(a.cost, x) for x, a in accounts.items() if a is not None and x not in looked]:
             _, best = min(near, key=lambda n: n[0])
             looked.add(best)
-            yield from (x for x in best.next() if x not in found)
-        yield from (x for x in _ALL if x not in found)
+            yield from (x for x in best.next() if x not in accounts)
+        yield from (x for x in _ALL if x not in accounts)
 
     def _attempted(self, limit: int, x: Attempt, most_cost: float = inf) -> tuple[Account | None, int]:
         """The order of an attempt, of about ``most_cost`` at most, and the number of steps that it took."""

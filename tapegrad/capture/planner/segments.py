@@ -13,11 +13,10 @@ for the schedule with the most bytes whose order fits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from tapegrad.capture.planner.schedule import Account, Graph
 from tapegrad.remat.schedules.actions import Advance, Reverse, Tape
-from tapegrad.remat.schedules.blocks import blocks
+from tapegrad.remat.schedules.blocks import blocks, crossing_bytes
 from tapegrad.remat.schedules.rotor import Rotor, Stage, least_bytes
 
 _UNITS = 512
@@ -35,14 +34,12 @@ class Segments:
         for s, p in enumerate(graph.producers):
             if 0 <= p < end:
                 last[s] = max((p, *(u for u in graph.uses[s] if u < end)))
-        change, saved = [0] * end, [0] * end
-        for s, p in enumerate(graph.producers):
-            if last[s] >= 0:
-                change[p] += graph.sizes[s]
-                change[last[s]] -= graph.sizes[s]
-                if graph.uses[s] and graph.uses[s][-1] >= end:
-                    saved[p] += graph.sizes[s]
-        crossing = list(accumulate(change))
+        written = [(s, p) for s, p in enumerate(graph.producers) if last[s] >= 0]
+        saved = [0] * end
+        for s, p in written:
+            if graph.uses[s] and graph.uses[s][-1] >= end:
+                saved[p] += graph.sizes[s]
+        crossing = crossing_bytes(((p, last[s], graph.sizes[s]) for s, p in written), end)
         self._blocks = blocks(crossing, saved, graph.costs[:end], count)
         self._backward = self._assigned(last, end)
         stages = []

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
@@ -21,7 +20,7 @@ from tapegrad.core.node import LEAF
 from tapegrad.errors import RecomputeError
 from tapegrad.remat.budget.recipes import Graph, Recipe
 from tapegrad.remat.schedules.actions import Reverse, Store, Tape
-from tapegrad.remat.schedules.blocks import blocks
+from tapegrad.remat.schedules.blocks import blocks, crossing_bytes
 from tapegrad.remat.schedules.rotor import Rotor, Stage
 from tapegrad.tracing.costs import cost_of
 
@@ -142,8 +141,9 @@ def plan(
     saved = [n if s else 0 for n, s in zip(sizes, is_saved, strict=True)]
     if nbytes == inf or sum(saved) <= _FEW_MORE * nbytes:
         return UNPLANNED
-    crossing = _crossing(sizes, last)
-    unsaved = _crossing([n - s for n, s in zip(sizes, saved, strict=True)], last)
+    count = len(order)
+    crossing = crossing_bytes(zip(range(count), last, sizes, strict=True), count)
+    unsaved = crossing_bytes(((i, last[i], sizes[i] - saved[i]) for i in range(count)), count)
     costs = [cost_of(r.node, [i.node.aval for i in r.inputs]) for r in order]
     parts = blocks(crossing, saved, costs, min(_BLOCKS, len(order) // _NODES))
     ends = [part.stop - 1 for part in parts[:-1]]
@@ -180,12 +180,3 @@ def plan(
         for a, b in zip(since, stored, strict=False)
     }
     return ReplayPlan(cuts, frozenset(order[i].node.index for i in passing))
-
-
-def _crossing(sizes: Sequence[int], last: Sequence[int]) -> list[int]:
-    """Return the bytes that are there after each node and read by a later one; ``last``: where each is read last."""
-    change = [0] * len(sizes)
-    for i, n in enumerate(sizes):
-        change[i] += n
-        change[last[i]] -= n
-    return list(accumulate(change))

@@ -74,11 +74,11 @@ class _Replay:
             if index in later:
                 continue
             inputs = tuple([self._input(i) for i in _sources(recipe)])
-            beside = written.get(index)
+            by_product = written.get(index)
             if recipe.slot is not None:
                 self._add(recipe, _fetched(self._graph, recipe, self._evictor))
-            elif beside is not None:
-                for one, out in _both(recipe, beside, inputs):
+            elif by_product is not None:
+                for one, out in _both(recipe, by_product, inputs):
                     self._add(one, out)
             elif index in self._plan.passing:
                 self._note(recipe, _computed(recipe, inputs, None))
@@ -100,7 +100,7 @@ class _Replay:
         return replay(self._graph, [source], self._evictor, None, {**self._known, **self.values})[index][0]
 
     def _add(self, recipe: Recipe, out: Buffer) -> None:
-        """Let ``out`` be the recipe's value again."""
+        """Let ``out`` be the value of ``recipe``."""
         self._graph.alive(recipe, out)
         self._evictor.registered(self._graph, recipe, out)
         if self._plan.passing and recipe.is_saved():  # rather evict what is read after the blocks that are kept

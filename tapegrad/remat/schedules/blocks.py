@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+
+
+def crossing_bytes(values: Iterable[tuple[int, int, int]], count: int) -> list[int]:
+    """Return, for each of ``count`` steps, the bytes there after it that a later step reads.
+
+    ``values``: the step that computes each, the last step that reads it (or the same), and its bytes.
+    """
+    change = [0] * count
+    for first, last, nbytes in values:
+        change[first] += nbytes
+        change[last] -= nbytes
+    return list(accumulate(change))
 
 
 def blocks(crossing: Sequence[int], saved: Sequence[int], costs: Sequence[float], count: int) -> list[range]:
     """Divide steps into at most ``count`` blocks, each of which ends where the fewest bytes cross.
 
-    For each step, ``crossing``: bytes that later steps read of what is there after it; ``saved``: bytes that the
-    backward pass reads of what it computes; ``costs``: of running it.  There is one cut in each of ``count`` parts,
+    For each step, ``crossing``: see :func:`crossing_bytes`; ``saved``: bytes that the backward pass reads of what it
+    computes; ``costs``: of running it.  There is one cut in each of ``count`` parts,
     which are equal in the sum of their shares of the cost and of the saved bytes.
     """
     all_saved, all_costs, end = max(1, sum(saved)), max(1.0, sum(costs)), len(costs) - 1
