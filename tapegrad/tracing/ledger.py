@@ -282,13 +282,11 @@ class Ledger(Tracker):
         else:
             category = "user"
         location: Place | None = _SMALL
-        if self.detailed:
+        if self.journal is not None and not self.detailed:
+            location = _JOURNAL_KNOWS
+        elif self.detailed or storage.nbytes >= min(_LARGE, METER.limit / _SHARE):
             location = None if HERE.restoring else getattr(node, "place", None)
             location = location or HERE.location or user_place()
-        elif self.journal is not None:
-            location = _JOURNAL_KNOWS
-        elif storage.nbytes >= min(_LARGE, METER.limit / _SHARE):
-            location = user_place()
         storage.key = category, node.prim.name, location
         storage.traced, storage.number = False, -1
 
@@ -483,8 +481,7 @@ class Ledger(Tracker):
         """A gradient walk, ``f(*args)``."""
         began_ns = time.perf_counter_ns()
         try:
-            location = user_place() if self.detailed else None
-            return during(f, *args, walking=True, source=HERE.source, location=location)
+            return during(f, *args, walking=True, source=HERE.source, location=user_place())
         finally:
             if self.journal is not None and not HERE.walking:
                 thread.executor.happened(partial(METER.locked, self.journal.walked, began_ns))

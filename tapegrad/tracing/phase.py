@@ -31,7 +31,7 @@ class _Here(threading.local):
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
     location: Any = None
-    """Where the program asked for the innermost walk, if a measurement asks for source lines."""
+    """Where the program asked for the innermost walk."""
     shift = 0
     """What to add to the index of a node of the innermost rerun for that of the node it repeats; 0: not known."""
     optimizing = False

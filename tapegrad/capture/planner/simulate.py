@@ -29,8 +29,6 @@ _DEEPEST = 40
 """Recomputed values while others are recomputed."""
 _MOST_SEEN = 48
 """Values that are gone, looked through in search of neighbours."""
-_MOST_DIVIDED = 8
-"""Values of a neighbourhood that is divided exactly when one comes back."""
 
 
 class Setting(NamedTuple):
@@ -234,9 +232,13 @@ class Simulation:
                 away = self._next - self._now
                 scores = scores / (_XP.sqrt(away) if distance == 0.5 else away**distance)
             s = int(scores.argmin())
-            if scores[s] == inf:
-                s = self._spared_one(i, nbytes)
-            self._evict(s)
+            known = self._base[s]
+            if known == inf:
+                self._evict(self._spared_one(i, nbytes))
+                continue
+            self._refresh(s)
+            if self._base[s] <= known:
+                self._evict(s)
 
     def _spared_one(self, i: int, nbytes: int) -> int:
         """The value to evict of those that were spared; it will be recomputed at once.  Raises NoRoomError."""
@@ -308,7 +310,7 @@ class Simulation:
                 self._next[r] = min(self._next[r], maker)
             return
         if self._setting.reach:
-            self._join(s, refresh=True)
+            self._join(s)
 
     # Neighbourhoods of what is gone ----------------------------------------------------------------------------------
 
@@ -348,55 +350,43 @@ class Simulation:
                         stack.append(w)
         return beyond
 
-    def _join(self, s: int, refresh: bool) -> None:
-        """A part for ``s``, joined with those next to it."""
-        cost, near = self._above(s)
-        self._shares[s] = self._own[s] + cost
-        mine = self._parts[s] = Part(self._shares[s], {s})
-        for other in (*near, *self._below(s)):
+    def _near(self, s: int) -> list[int]:
+        """Values that are wanted next to ``s``; notes the cost of what nobody wants from which it is made."""
+        self._reached[s], near = self._above(s)
+        return near + self._below(s)
+
+    def _join(self, s: int) -> None:
+        """A part for ``s``, which has been evicted, joined with those next to it."""
+        near = self._near(s)
+        self._shares[s] = self._own[s] + self._reached[s]
+        mine = self._parts[s] = Part(self._shares[s])
+        for other in near:
             part = self._parts[other]
             if part is not None:
                 mine.join(part.all())
-                mine = mine.all()
             elif self._resident[other] and not self._fixed[other]:
                 mine.edge.add(other)
                 self._around[other].append(mine)
-        if refresh:
-            self._refresh_edge(mine)
 
     def _returned(self, s: int) -> None:
-        known = self._parts[s]
-        if known is None:
+        """``s`` was recomputed: it leaves its part, and the values next to that cost less."""
+        if (part := self._parts[s]) is None:
             return
-        part, self._parts[s] = known.all(), None
-        part.members.discard(s)
-        if len(part.members) > _MOST_DIVIDED:
-            part.cost = max(0.0, part.cost - self._shares[s])
-        else:
-            members = sorted(part.members)
-            part.cost, part.members = 0.0, set()
-            for m in members:
-                self._parts[m] = None
-            for m in members:
-                self._join(m, refresh=False)
-        self._refresh_edge(part)
-
-    def _refresh_edge(self, part: Part) -> None:
-        for s in list(part.edge):
-            if self._resident[s]:
-                self._refresh(s)
+        self._parts[s], part = None, part.all()
+        part.cost = max(0.0, part.cost - self._shares[s])
+        for other in list(part.edge):
+            if self._resident[other]:
+                self._refresh(other)
             else:
-                part.edge.discard(s)
+                part.edge.discard(other)
 
     def _search(self, s: int) -> None:
         """The parts next to ``s``, which has been made."""
         if not self._setting.reach or self._fixed[s]:
             return
-        self._reached[s], near = self._above(s)
         self._around[s] = []
-        for other in (*near, *self._below(s)):
-            part = self._parts[other]
-            if part is not None:
+        for other in self._near(s):
+            if (part := self._parts[other]) is not None:
                 part = part.all()
                 part.edge.add(s)
                 self._around[s].append(part)

@@ -3,8 +3,8 @@
 The candidate with the least ``(cost + cost of its evicted neighbourhood) / (bytes * sqrt(distance))`` goes first.
 
 *Neighbourhood*: the evicted values that would have to be recomputed for it, or for which it would have to be.  It is
-kept as sets of adjacent evicted values, with union-find: evicting a value joins sets; recomputing it divides its set
-exactly while that is small, and else only subtracts its cost (the paper's h_DTR-eq).
+kept as sets of adjacent evicted values, with union-find: evicting a value joins sets, recomputing it subtracts its cost
+(the paper's h_DTR-eq).
 
 *Distance*: the paper divides by staleness, the time since the last use, since it knows nothing of the future.  A tape
 does: the backward pass reads values in reverse program order, so the distance from the present position of the pass (or
@@ -12,8 +12,9 @@ the recording) to the value's own tells when it is needed.  The square root was 
 chains of 100 to 1024 layers in 1.5 to 50% of their memory, where it stays within 1.02 of the optimum (an exponent of 1:
 1.11; the paper's rule: 1.27).
 
-Numerators are kept up to date where a set changes, so the choice is one pass over three columns of numbers, and exact:
-nothing is sampled.
+The choice is one pass over three columns of numbers, and exact: nothing is sampled.  Numerators that a recomputed value
+lowers are updated at once.  Those that an eviction raises are not: they are lower bounds, and the least is updated
+before it is chosen.
 """
 
 from __future__ import annotations
@@ -25,22 +26,20 @@ from tapegrad.device import asdevice
 from tapegrad.remat.budget.recipes import EvictionCandidate, Graph, Recipe
 
 _FIRST = 256
-
-
 _MOST_NEAR = 16
 """Neighbours looked at, the latest: a value may be read by thousands of others."""
-_MOST_DIVIDED = 256
-"""Values of a set that is divided exactly."""
 
 
 class Part:
-    """A set of evicted values (by index) that touch each other; ``edge``: the resident ones next to it."""
+    """A set of evicted values that touch each other (union-find).
 
-    __slots__ = ("_into", "cost", "edge", "members")
+    ``cost``: of recomputing all of them; ``edge``: the resident values next to them (by index).
+    """
 
-    def __init__(self, cost: float, members: set[int]) -> None:
+    __slots__ = ("_into", "cost", "edge")
+
+    def __init__(self, cost: float) -> None:
         self.cost = cost
-        self.members = members
         self.edge: set[int] = set()
         self._into: Part | None = None
 
@@ -58,12 +57,9 @@ class Part:
         if other is not self:
             if len(other.edge) > len(self.edge):
                 self.edge, other.edge = other.edge, self.edge
-            if len(other.members) > len(self.members):
-                self.members, other.members = other.members, self.members
             self.edge |= other.edge
-            self.members |= other.members
             self.cost += other.cost
-            other.edge, other.members, other._into = set(), set(), self
+            other.edge, other._into = set(), self
 
 
 Row = tuple[ref[Recipe], ref[Graph]]
@@ -162,13 +158,16 @@ class Candidates:
         while self._rows:
             scores = self._numerators / (self._sizes * self._xp.sqrt(self._xp.maximum(here - self._places, 1)))
             number = int(scores.argmin())
-            row = self._rows[number]
-            if scores[number] == self._xp.inf or row is None:
+            row, numerator = self._rows[number], self._numerators[number]
+            if numerator == self._xp.inf or row is None:
                 return None
             there = self._there(row)
-            if there is not None and there[0].value() is not None and _of(there[0]).row == number:
+            if there is None or there[0].value() is None or _of(there[0]).row != number:
+                self._clear_gone()
+                continue
+            self.refresh(*there)
+            if self._numerators[number] <= numerator:
                 return there
-            self._clear_gone()
         return None
 
     def pass_over(self, recipe: Recipe) -> bool:
@@ -206,68 +205,46 @@ class Candidates:
         return offered
 
     def refresh(self, recipe: Recipe, graph: Graph) -> None:
-        """Update its score after a change of its neighbourhood."""
+        """Update its score."""
         candidate = _of(recipe)
-        if candidate.spared:
+        if candidate.spared or candidate.row < 0:
             return
         if candidate.transfer is not None:
-            if candidate.row >= 0:
-                self._numerators[candidate.row] = candidate.transfer
-        elif candidate.row >= 0:
-            parts = {}
-            for index in candidate.near[-_MOST_NEAR:]:
-                other = graph.recipes.get(index)
-                if other is not None and (known := _of(other).part) is not None:
-                    part = known.all()
-                    parts[id(part)] = part
-                    part.edge.add(recipe.node.index)  # it may have been computed after the part
-            self._numerators[candidate.row] = candidate.cost + sum([p.cost for p in parts.values()])
+            self._numerators[candidate.row] = candidate.transfer
+        else:
+            parts = {id(part): part for part in self._around(candidate, graph)}
+            for part in parts.values():
+                part.edge.add(recipe.node.index)
+            self._numerators[candidate.row] = candidate.cost + sum([part.cost for part in parts.values()])
 
     # Evicted neighbourhoods ------------------------------------------------------------------------------------
 
-    def evicted(self, recipe: Recipe, graph: Graph) -> None:
-        """Note that the value was evicted."""
-        self.remove(recipe)
-        self._refresh_edge(self._joined(recipe, graph), graph)
-
-    def _joined(self, recipe: Recipe, graph: Graph) -> Part:
-        """Return a new set for ``recipe``, joined with adjacent ones."""
-        candidate = _of(recipe)
-        part = candidate.part = Part(candidate.cost, {recipe.node.index})
+    def _near(self, candidate: EvictionCandidate, graph: Graph) -> Iterator[tuple[int, EvictionCandidate]]:
         for index in candidate.near[-_MOST_NEAR:]:
             other = graph.recipes.get(index)
-            if other is None:
-                continue
-            neighbour = _of(other)
-            if neighbour.part is not None:
-                part.join(neighbour.part.all())
-            elif neighbour.row >= 0:
-                part.edge.add(index)
-        return part
+            if other is not None:
+                yield index, _of(other)
+
+    def _around(self, candidate: EvictionCandidate, graph: Graph) -> Iterator[Part]:
+        """Yield the sets next to a value."""
+        return (near.part.all() for _, near in self._near(candidate, graph) if near.part is not None)
+
+    def evicted(self, recipe: Recipe, graph: Graph) -> None:
+        """Note that the value was evicted: it joins the sets next to it."""
+        self.remove(recipe)
+        candidate = _of(recipe)
+        part = candidate.part = Part(candidate.cost)
+        part.edge.update(index for index, near in self._near(candidate, graph) if near.row >= 0)
+        for other in self._around(candidate, graph):
+            part.join(other)
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
-        """Note that the value was recomputed."""
+        """Note that the value was recomputed: it leaves its set, and the values next to that cost less."""
         candidate = _of(recipe)
         if candidate.part is None:
             return
-        part = candidate.part.all()
-        candidate.part = None
-        part.members.discard(recipe.node.index)
-        if len(part.members) > _MOST_DIVIDED:
-            part.cost = max(0.0, part.cost - candidate.cost)
-        else:
-            self._divide(part, graph)
-        self._refresh_edge(part, graph)
-
-    def _divide(self, part: Part, graph: Graph) -> None:
-        """Rebuild the sets of its members."""
-        members = [r for r in (graph.recipes.get(i) for i in sorted(part.members)) if r is not None]
-        for r in members:
-            _of(r).part = None
-        for r in members:
-            self._joined(r, graph)
-
-    def _refresh_edge(self, part: Part, graph: Graph) -> None:
+        part, candidate.part = candidate.part.all(), None
+        part.cost = max(0.0, part.cost - candidate.cost)
         for index in list(part.edge):
             other = graph.recipes.get(index)
             if other is None or _of(other).row < 0:
