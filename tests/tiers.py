@@ -1,7 +1,9 @@
 """Tiers of the suite: what ``pytest`` runs, what ``pytest -m slow`` adds, and how a run of all shows its progress.
 
-The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``); its other cases are slow.
-The commit chooses the sample, so that every commit looks at other cases, and two runs of one commit at the same.
+The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``) and of the folders whose tests
+take longest (``FOLDERS``).  The slow tier takes what that leaves out, but of large products a sample again; all cases
+run with ``--everything``, or when a file is named.  The commit chooses the samples, so that every commit looks at other
+cases, and two runs of one commit at the same.
 """
 
 from __future__ import annotations
@@ -21,6 +23,15 @@ import pytest
 # A timing limit fails on a busy machine, and a failure that another run does not show helps nobody.
 hypothesis.settings.register_profile("tapegrad", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("everything", deadline=None, max_examples=2000, print_blob=True)
+
+FOLDERS = {
+    "capture": 1 / 3, "cuda": 1 / 4, "distributed": 1 / 3, "engine": 1 / 2, "kernels": 1 / 2, "ops": 1 / 2,
+    "profile": 1 / 4, "remat": 1 / 3, "tracing": 1 / 3, "test_api.py": 1 / 4, "test_layers.py": 1 / 4,
+    "test_primitives.py": 1 / 2, "test_programs.py": 1 / 6,
+}  # fmt: skip
+"""Shares of the tests in a folder, or file, that the default tier takes."""
+SLOW_SHARE = 1 / 3
+"""Share of the cases of large products that the slow tier takes of those that the default tier leaves out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,13 +89,25 @@ def sample_seed(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before the selection by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed = sample_seed(config)
+    seed, tests = sample_seed(config), config.rootpath / "tests"
+    everything = config.getoption("everything")
+    of_products = 1.0 if everything or config.args != config.getini("testpaths") else SLOW_SHARE
+    left_out = []
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker and zlib.crc32(f"{seed} {item.nodeid}".encode()) >= marker.args[0] * 2**32:
+        share = marker.args[0] if marker else 1.0
+        drawn = zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32
+        folder = item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else ""
+        if drawn >= share * FOLDERS.get(folder, 1.0):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("search") and not config.getoption("everything"):
+        if drawn >= share + (1.0 - share) * of_products:
+            left_out.append(item)
+        if item.get_closest_marker("search") and not everything:
             item.add_marker(pytest.mark.skip(reason="a search for new failures: pytest --everything"))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 class Progress:
