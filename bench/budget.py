@@ -2,8 +2,9 @@
 
     python bench/budget.py [--scale quick|full] [--workloads mlp,lstm] [--fractions 0.5,0.3] [--rounds 5] [--json]
 
-Five workloads (``budget_workloads.py``), each a loss and the gradients of its parameters, run under
-``tg.memory_budget`` at fractions of their activation bytes.  From a plain run under ``tg.measure``:
+Five workloads (``budget_workloads.py``), and five programs written as users write them (``budget_programs.py``), each a
+loss and the gradients of its parameters, run under ``tg.memory_budget`` at fractions of their activation bytes.  From a
+plain run under ``tg.measure``:
 
     activations  A: bytes of category "activation" when the plain run reaches its peak
     the rest     R: bytes that no budget can do without: what else is alive at that peak (parameters, inputs), or what
@@ -32,6 +33,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import common
+from budget_programs import PROGRAMS
 from budget_workloads import WORKLOADS, Step, Workload
 
 MIB = 1 << 20
@@ -244,10 +246,11 @@ def cells(r: Row) -> list[str]:
 def chosen(words: str | None) -> list[Workload]:
     """The workloads whose names contain one of ``words`` (separated by commas); all by default."""
     wanted = [word.strip().lower() for word in (words or "").split(",")]
-    found = [w for w in WORKLOADS if any(word in w.name.lower() for word in wanted)]
-    if not found:
-        raise SystemExit(f"--workloads {words}: none of {', '.join(w.name for w in WORKLOADS)}")
-    return found
+    known = [*WORKLOADS, *PROGRAMS]
+    workloads = [w for w in known if any(word in w.name.lower() for word in wanted)]
+    if not workloads:
+        raise SystemExit(f"--workloads {words}: none of {', '.join(w.name for w in known)}")
+    return workloads
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ hypothesis.settings.register_profile("tapegrad", deadline=None, derandomize=True
 hypothesis.settings.register_profile("everything", deadline=None, max_examples=2000, print_blob=True)
 
 FOLDERS = {
-    "capture": 1 / 3, "cuda": 1 / 4, "distributed": 1 / 3, "engine": 1 / 2, "kernels": 1 / 2, "ops": 1 / 2,
+    "autodiff": 1 / 2, "capture": 1 / 3, "cuda": 1 / 4, "distributed": 1 / 3, "engine": 1 / 2, "kernels": 1 / 2,
+    "linalg": 1 / 2, "nn": 1 / 2, "ops": 1 / 2, "optim": 1 / 2,
     "profile": 1 / 4, "remat": 1 / 3, "tracing": 1 / 3, "test_api.py": 1 / 4, "test_layers.py": 1 / 4,
     "test_primitives.py": 1 / 2, "test_programs.py": 1 / 6,
 }  # fmt: skip
