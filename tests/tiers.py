@@ -1,9 +1,9 @@
 """Tiers of the suite: what ``pytest`` runs, what ``pytest -m slow`` adds, and how a run of all shows its progress.
 
-The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``) and of the folders whose tests
-take longest (``FOLDERS``).  The slow tier takes what that leaves out, but of large products a sample again; all cases
-run with ``--everything``, or when a file is named.  The commit chooses the samples, so that every commit looks at other
-cases, and two runs of one commit at the same.
+The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``) and, where all tests run, of the
+folders that take longest (``FOLDERS``).  The slow tier takes what that leaves out, but of large products a sample; all
+cases run with ``--everything``.  The commit chooses the samples, so that every commit looks at other cases, and two
+runs of one commit at the same.
 """
 
 from __future__ import annotations
@@ -92,14 +92,15 @@ def sample_seed(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seed, tests = sample_seed(config), config.rootpath / "tests"
     everything = config.getoption("everything")
-    of_products = 1.0 if everything or config.args != config.getini("testpaths") else SLOW_SHARE
+    whole = config.args == config.getini("testpaths") and not config.option.keyword
+    folders, of_products = (FOLDERS, SLOW_SHARE) if whole and not everything else ({}, 1.0)
     left_out = []
     for item in items:
         marker = item.get_closest_marker("sampled")
         share = marker.args[0] if marker else 1.0
         drawn = zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32
         folder = item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else ""
-        if drawn >= share * FOLDERS.get(folder, 1.0):
+        if drawn >= share * folders.get(folder, 1.0):
             item.add_marker(pytest.mark.slow)
         if drawn >= share + (1.0 - share) * of_products:
             left_out.append(item)
