@@ -12,14 +12,14 @@ the recording) to the value's own tells when it is needed.  The square root was 
 chains of 100 to 1024 layers in 1.5 to 50% of their memory, where it stays within 1.02 of the optimum (an exponent of 1:
 1.11; the paper's rule: 1.27).
 
-The choice is one pass over three columns of numbers, and exact: nothing is sampled.  Numerators that a recomputed value
-lowers are updated at once.  Those that an eviction raises are not: they are lower bounds, and the least is updated
-before it is chosen.
+The choice is one pass over three columns of numbers, and exact: nothing is sampled.  Before it, numerators that
+recomputed values have lowered are updated.  Those that evictions have raised are not: they are lower bounds, and the
+least is updated before it is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from weakref import ref
 
 from tapegrad.device import asdevice
@@ -85,6 +85,8 @@ class Candidates:
         self._rows: list[Row | None] = []
         self._free: list[int] = []
         self._numerators, self._sizes, self._places = (self._xp.zeros(0) for _ in range(3))
+        self._lowered: dict[Part, ref[Graph]] = {}
+        """Sets that values have left since the last choice."""
 
     def add(self, recipe: Recipe, graph: Graph, nbytes: int) -> None:
         """Add a filled value."""
@@ -139,6 +141,7 @@ class Candidates:
 
     def nbytes(self) -> int:
         """Return the bytes of all values that may be evicted now."""
+        self._refresh_lowered()
         return int(self._sizes[self._numerators < self._xp.inf].sum())
 
     def _release(self, row: int) -> None:
@@ -155,6 +158,7 @@ class Candidates:
 
     def best(self, here: int) -> tuple[Recipe, Graph] | None:
         """Return the value to evict first where the tape is at node ``here``."""
+        self._refresh_lowered()
         while self._rows:
             scores = self._numerators / (self._sizes * self._xp.sqrt(self._xp.maximum(here - self._places, 1)))
             number = int(scores.argmin())
@@ -212,22 +216,20 @@ class Candidates:
         if candidate.transfer is not None:
             self._numerators[candidate.row] = candidate.transfer
         else:
-            parts = {id(part): part for part in self._around(candidate, graph)}
-            for part in parts.values():
+            parts = self._around(candidate, graph)
+            for part in parts:
                 part.edge.add(recipe.node.index)
-            self._numerators[candidate.row] = candidate.cost + sum([part.cost for part in parts.values()])
+            self._numerators[candidate.row] = candidate.cost + sum([part.cost for part in parts])
 
     # Evicted neighbourhoods ------------------------------------------------------------------------------------
 
-    def _near(self, candidate: EvictionCandidate, graph: Graph) -> Iterator[tuple[int, EvictionCandidate]]:
-        for index in candidate.near[-_MOST_NEAR:]:
-            other = graph.recipes.get(index)
-            if other is not None:
-                yield index, _of(other)
+    def _near(self, candidate: EvictionCandidate, graph: Graph) -> list[tuple[int, EvictionCandidate]]:
+        near = [(index, graph.recipes.get(index)) for index in candidate.near[-_MOST_NEAR:]]
+        return [(index, _of(other)) for index, other in near if other is not None]
 
-    def _around(self, candidate: EvictionCandidate, graph: Graph) -> Iterator[Part]:
-        """Yield the sets next to a value."""
-        return (near.part.all() for _, near in self._near(candidate, graph) if near.part is not None)
+    def _around(self, candidate: EvictionCandidate, graph: Graph) -> Collection[Part]:
+        """Return the sets next to a value, each once."""
+        return dict.fromkeys([near.part.all() for _, near in self._near(candidate, graph) if near.part is not None])
 
     def evicted(self, recipe: Recipe, graph: Graph) -> None:
         """Note that the value was evicted: it joins the sets next to it."""
@@ -239,15 +241,21 @@ class Candidates:
             part.join(other)
 
     def returned(self, recipe: Recipe, graph: Graph) -> None:
-        """Note that the value was recomputed: it leaves its set, and the values next to that cost less."""
+        """Note that the value was recomputed: it leaves its set."""
         candidate = _of(recipe)
-        if candidate.part is None:
-            return
-        part, candidate.part = candidate.part.all(), None
-        part.cost = max(0.0, part.cost - candidate.cost)
-        for index in list(part.edge):
-            other = graph.recipes.get(index)
-            if other is None or _of(other).row < 0:
-                part.edge.discard(index)
-            else:
-                self.refresh(other, graph)
+        if candidate.part is not None:
+            part, candidate.part = candidate.part.all(), None
+            part.cost = max(0.0, part.cost - candidate.cost)
+            self._lowered[part] = ref(graph)
+
+    def _refresh_lowered(self) -> None:
+        """Update the scores of values next to sets that others have left: they cost less to recompute."""
+        lowered, self._lowered = self._lowered, {}
+        parts = {part.all(): graph for part, weak in lowered.items() if (graph := weak()) is not None}
+        for part, graph in parts.items():
+            for index in list(part.edge):
+                other = graph.recipes.get(index)
+                if other is None or _of(other).row < 0:
+                    part.edge.discard(index)
+                else:
+                    self.refresh(other, graph)
