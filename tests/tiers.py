@@ -1,9 +1,8 @@
 """Tiers of the suite: what ``pytest`` runs, what ``pytest -m slow`` adds, and how a run of all shows its progress.
 
-The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``) and, where all tests run, of the
-folders that take longest (``FOLDERS``).  The slow tier takes what that leaves out, but of large products a sample; all
-cases run with ``--everything``.  The commit chooses the samples, so that every commit looks at other cases, and two
-runs of one commit at the same.
+The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``).  Of the other cases the slow
+tier takes a third where all tests run, and ``--everything`` takes all.  The commit chooses the samples, so that every
+commit looks at other cases, and two runs of one commit at the same.
 """
 
 from __future__ import annotations
@@ -24,15 +23,8 @@ import pytest
 hypothesis.settings.register_profile("tapegrad", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("everything", deadline=None, max_examples=2000, print_blob=True)
 
-FOLDERS = {
-    "autodiff": 1 / 2, "capture": 1 / 3, "cuda": 1 / 4, "distributed": 1 / 3, "engine": 1 / 2, "kernels": 1 / 2,
-    "linalg": 1 / 2, "nn": 1 / 2, "ops": 1 / 2, "optim": 1 / 2,
-    "profile": 1 / 4, "remat": 1 / 3, "tracing": 1 / 3, "test_api.py": 1 / 4, "test_layers.py": 1 / 4,
-    "test_primitives.py": 1 / 2, "test_programs.py": 1 / 6,
-}  # fmt: skip
-"""Shares of the tests in a folder, or file, that the default tier takes."""
 SLOW_SHARE = 1 / 3
-"""Share of the cases of large products that the slow tier takes of those that the default tier leaves out."""
+"""Of the cases of a large product that the default tier leaves out, the share that the slow tier takes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,20 +82,18 @@ def sample_seed(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before the selection by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed, tests = sample_seed(config), config.rootpath / "tests"
-    everything = config.getoption("everything")
+    seed, everything = sample_seed(config), config.getoption("everything")
     whole = config.args == config.getini("testpaths") and not config.option.keyword
-    folders, of_products = (FOLDERS, SLOW_SHARE) if whole and not everything else ({}, 1.0)
+    of_others = SLOW_SHARE if whole and not everything else 1.0
     left_out = []
     for item in items:
         marker = item.get_closest_marker("sampled")
-        share = marker.args[0] if marker else 1.0
-        drawn = zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32
-        folder = item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else ""
-        if drawn >= share * folders.get(folder, 1.0):
-            item.add_marker(pytest.mark.slow)
-        if drawn >= share + (1.0 - share) * of_products:
-            left_out.append(item)
+        if marker:
+            drawn, share = zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32, marker.args[0]
+            if drawn >= share:
+                item.add_marker(pytest.mark.slow)
+            if drawn >= share + (1.0 - share) * of_others:
+                left_out.append(item)
         if item.get_closest_marker("search") and not everything:
             item.add_marker(pytest.mark.skip(reason="a search for new failures: pytest --everything"))
     if left_out:
