@@ -2,7 +2,7 @@
 
     python bench/budget.py [--scale quick|full] [--workloads mlp,lstm] [--fractions 0.5,0.3] [--rounds 5] [--json]
 
-Five workloads (``budget_workloads.py``), and five programs written as users write them (``budget_programs.py``), each a
+Five workloads (``budget_workloads.py``), and five programs written as users write them (``user_programs.py``), each a
 loss and the gradients of its parameters, run under ``tg.memory_budget`` at fractions of their activation bytes.  From a
 plain run under ``tg.measure``:
 
@@ -33,8 +33,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import common
-from budget_programs import PROGRAMS
 from budget_workloads import WORKLOADS, Step, Workload
+from user_programs import PROGRAMS
 
 MIB = 1 << 20
 GRAIN = 512
