@@ -1,8 +1,7 @@
 """Tiers of the suite: what ``pytest`` runs, what ``pytest -m slow`` adds, and how a run of all shows its progress.
 
-The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``).  Of the other cases the slow
-tier takes a third where all tests run, and ``--everything`` takes all.  The commit chooses the samples, so that every
-commit looks at other cases, and two runs of one commit at the same.
+The default tier takes a sample of each large product (``@pytest.mark.sampled(share)``); its other cases are slow.
+The commit chooses the sample, so that every commit looks at other cases, and two runs of one commit at the same.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ import pytest
 # A timing limit fails on a busy machine, and a failure that another run does not show helps nobody.
 hypothesis.settings.register_profile("tapegrad", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("everything", deadline=None, max_examples=2000, print_blob=True)
-
-SLOW_SHARE = 1 / 3
-"""Of the cases of a large product that the default tier leaves out, the share that the slow tier takes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,24 +78,13 @@ def sample_seed(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before the selection by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seed, everything = sample_seed(config), config.getoption("everything")
-    whole = config.args == config.getini("testpaths") and not config.option.keyword
-    of_others = SLOW_SHARE if whole and not everything else 1.0
-    left_out = []
+    seed = sample_seed(config)
     for item in items:
         marker = item.get_closest_marker("sampled")
-        if marker:
-            drawn, share = zlib.crc32(f"{seed} {item.nodeid}".encode()) / 2**32, marker.args[0]
-            if drawn >= share:
-                item.add_marker(pytest.mark.slow)
-            if drawn >= share + (1.0 - share) * of_others:
-                left_out.append(item)
-        if item.get_closest_marker("search") and not everything:
+        if marker and zlib.crc32(f"{seed} {item.nodeid}".encode()) >= marker.args[0] * 2**32:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("search") and not config.getoption("everything"):
             item.add_marker(pytest.mark.skip(reason="a search for new failures: pytest --everything"))
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
-        items[:] = [item for item in items if item not in gone]
 
 
 class Progress:
