@@ -1,7 +1,7 @@
-"""Five programs of the byte-budget benchmark, written without a thought of memory.
+"""Five programs of the byte-budget benchmark, written as users write them, without memory in mind.
 
-State is in local names, constants are NumPy arrays, values are kept in lists, and a chain decides by values.  They are
-workloads like those of ``budget_workloads.py``: a loss and its parameters, with data from one seed.
+Their state is in local names, constants are NumPy arrays, values are kept in lists, and one branches on values.  They
+are workloads like those of ``budget_workloads.py``: a loss and its parameters, with data from one seed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def neural_ode(sizes: Sizes, dtype: str) -> Step:
 
 
 def langevin(sizes: Sizes, dtype: str) -> Step:
-    """A Metropolis-adjusted Langevin chain: proposals by gradients, each accepted or refused by its value."""
+    """A chain of Langevin proposals, each accepted or rejected in Python by its energy.
+
+    The acceptance leaves out the ratio of the proposals: this measures memory, and samples no distribution.
+    """
     import tapegrad as tg
 
     draw, shape, rate = Draws(dtype), (sizes["chains"], sizes["width"]), 0.05
@@ -68,7 +71,7 @@ def langevin(sizes: Sizes, dtype: str) -> Step:
 
 
 def unet(sizes: Sizes, dtype: str) -> Step:
-    """Two convolutions a level, down by pooling and up again, each level joined with that of its size."""
+    """An encoder and a decoder of two convolutions a level, with skip connections (Ronneberger et al., 2015)."""
     import tapegrad as tg
 
     F = tg.nn.functional
@@ -90,20 +93,20 @@ def unet(sizes: Sizes, dtype: str) -> Step:
 
     def loss() -> Any:
         x = tg.asarray(images)
-        beside = []
+        skips = []
         for level, weights in enumerate(down):
             x = convolved(F.max_pool2d(x, 2) if level else x, weights)
-            beside.append(x)
+            skips.append(x)
         for level in reversed(range(levels - 1)):
             x = tg.repeat(tg.repeat(x, 2, axis=2), 2, axis=3)
-            x = convolved(tg.concatenate([beside[level], x], axis=1), up[level])
+            x = convolved(tg.concatenate([skips[level], x], axis=1), up[level])
         return tg.mean((F.conv2d(x, last) - target) ** 2)
 
     return Step(loss, draw.parameters)
 
 
 def damped_wave(sizes: Sizes, dtype: str) -> Step:
-    """A damped wave of two fields in local names, of which derivative rules read no state."""
+    """A damped wave in its speed; no derivative rule reads the state, which is two fields in local names."""
     import tapegrad as tg
 
     draw, n = Draws(dtype), sizes["cells"]
@@ -124,24 +127,24 @@ def damped_wave(sizes: Sizes, dtype: str) -> Step:
 
 
 def verlet(sizes: Sizes, dtype: str) -> Step:
-    """Bodies that attract each other (velocity Verlet); the loss is a function of where they are in the end."""
+    """Bodies that attract each other, by velocity Verlet; the loss reads their final positions."""
     import tapegrad as tg
 
     draw, count, dt = Draws(dtype), sizes["bodies"], 1e-3
-    places, speeds = draw.normal(count, 3), draw.normal(count, 3)
+    positions, velocities = draw.normal(count, 3), draw.normal(count, 3)
     masses = draw.variable(draw.rng.uniform(0.5, 1.5, count).astype(dtype))
 
-    def pull(x: Any) -> Any:
-        apart = x[None, :, :] - x[:, None, :]
-        near = tg.sum(apart * apart, axis=2) + 0.01
-        return tg.sum(apart * (masses / (near * tg.sqrt(near)))[:, :, None], axis=1)
+    def acceleration(x: Any) -> Any:
+        offsets = x[None, :, :] - x[:, None, :]
+        squared = tg.sum(offsets * offsets, axis=2) + 0.01
+        return tg.sum(offsets * (masses / (squared * tg.sqrt(squared)))[:, :, None], axis=1)
 
     def loss() -> Any:
-        x, v = tg.asarray(places), tg.asarray(speeds)
-        a = pull(x)
+        x, v = tg.asarray(positions), tg.asarray(velocities)
+        a = acceleration(x)
         for _ in range(sizes["steps"]):
             x = x + dt * v + dt * dt / 2 * a
-            b = pull(x)
+            b = acceleration(x)
             v, a = v + dt / 2 * (a + b), b
         return tg.sum(x**2)
 

@@ -351,7 +351,7 @@ class Simulation:
         return beyond
 
     def _near(self, s: int) -> list[int]:
-        """Values that are wanted next to ``s``; notes the cost of what nobody wants from which it is made."""
+        """Return the needed values next to ``s``; note the cost of the unneeded ones that it is computed from."""
         self._reached[s], near = self._above(s)
         return near + self._below(s)
 
