@@ -16,7 +16,7 @@ from tapegrad.tracing.run import COLUMNS, OPTIONAL, SCHEMA, Run
 
 APPLICATION = 0x74617065
 """``PRAGMA application_id`` of a run file: "tape"."""
-VERSION = 5
+VERSION = 6
 """``PRAGMA user_version``: of the format.  Versions up to 4 were JSON."""
 _INSERT = {
     table: f"INSERT OR REPLACE INTO {table} VALUES (?, "

@@ -21,10 +21,11 @@ from tapegrad.core.buffer import Buffer
 from tapegrad.core.node import Node
 from tapegrad.core.storage import METER, Storage
 from tapegrad.engine.realize import array_of
+from tapegrad.tracing.costs import cost_of
 from tapegrad.tracing.frames import CHECKPOINT, Call, Frames, caller, named
 from tapegrad.tracing.metrics import CATEGORIES, Replayed
 from tapegrad.tracing.names import COST_GRAINS, SLOT_KINDS
-from tapegrad.tracing.phase import FORWARD, HERE, RECOMPUTE, phase
+from tapegrad.tracing.phase import BACKWARD, FORWARD, HERE, RECOMPUTE, phase
 from tapegrad.tracing.program_summary import Contents
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Journal:
         self._now = (-1, -1)
         """The last node that was applied, and the phase then."""
         self._last: dict[int, int] = {}  # by node: the last allocation for its value
+        self._ops: dict[int, int] = {}  # by node of this step: its operation
         self._before: tuple[dict[int, tuple[int, int]], dict[int, int]] = ({}, {})
         self._like: deque[dict[int, tuple[str, int, int]]] = deque([{}], maxlen=3)
         """Primitive, aval and place of the allocations of the last steps, by number."""
@@ -96,11 +98,22 @@ class Journal:
         place, call = self._made[index] = self._made.get(index) or self._where(index)
         self._now = index, now
         seq, ns = self._tick(), self._elapsed()
-        self.parts.add("ops", seq, ns, self.log.text(node.prim.name), now, call, place)
+        name = self.log.text(node.prim.name)
+        of = self._ops.get(HERE.node, -1) if now == BACKWARD else -1
+        cost = round(cost_of(node, [b.node.aval for b in inputs]))
+        op = self._ops[index] = self.parts.add("ops", seq, ns, name, now, call, place, node.aval.footprint, cost, of)
         if call >= 0:
             self._touch(call, seq, ns)
+        if now <= BACKWARD:
+            self._note_reads(op, inputs)
         if now <= RECOMPUTE:
             self._used([b for b in inputs if b.array is not None], seq, now)
+
+    def _note_reads(self, op: int, inputs: tuple[Buffer, ...]) -> None:
+        sources = [self._ops.get(b.root().node.index) for b in inputs]
+        for source in dict.fromkeys(sources):
+            if source is not None:
+                self.log.add("reads", op, source)
 
     def read(self, buffers: Iterable[Buffer]) -> None:
         """Note that a kernel reads values which were applied before."""
@@ -150,6 +163,7 @@ class Journal:
     def differentiating(self, index: int) -> None:
         """Take the source location of node ``index``, to which the backward pass of this thread has come."""
         HERE.source = self._made.get(index) or self._before[0].get(index)
+        HERE.node = index
 
     def catch_up(self, storages: Iterable[Storage]) -> None:
         """Note what has become of storages while nothing was reported; ``storages``: those that are alive."""
@@ -183,7 +197,7 @@ class Journal:
         if kind == STEP:
             self.parts.close(peak)
             self._before = self._made, self._last
-            self._made, self._last = {}, {}
+            self._made, self._last, self._ops = {}, {}, {}
             self._like.append({})
         return seq
 
@@ -243,7 +257,7 @@ class Journal:
         aval, shape, dtype, device = self._avals[which]
         storage.number = self.parts.add(
             "allocs", seq, ns, storage.nbytes, aval.nbytes, CATEGORIES.index(category), text(storage.primitive), now,
-            place, call, shape, dtype, -1, again, device, -1, -1, -1, -1, -1,
+            place, call, shape, dtype, -1, again, device, -1, -1, -1, -1, -1, self._ops.get(node.index, -1),
         )  # fmt: skip
         self._live.add(storage.number)
         self._like[-1][storage.number] = storage.primitive, which, place
@@ -382,7 +396,7 @@ class Parts:
     parts of which events were deleted become one, so that each step costs the same, however many there were.
     """
 
-    _TABLES = "ops", "allocs", "changes", "replays"
+    _TABLES = "ops", "allocs", "changes", "replays", "reads"
 
     def __init__(self, journal: Journal, keep: int) -> None:
         self._journal, self._log, self._keep = journal, journal.log, keep
@@ -437,10 +451,11 @@ class Parts:
             (changes, [(*rows["changes"], *allocs)]),
             (f"allocs WHERE {ended}", [allocs]),
             ("calls WHERE id = ?", calls),
+            (f"reads WHERE {inside}", [rows["reads"]]),
         ])  # fmt: skip
         if not counts:
             return False
-        *others, ends, _ = counts
+        *others, ends, _, _ = counts
         deleted = sum(others) + 2 * ends  # beginnings and ends of allocations
         begin.after, begin.last_seq, begin.full = end.after, end.last_seq, False
         begin.events = sum(part.events for part in parts[first : last + 1]) - deleted

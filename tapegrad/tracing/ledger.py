@@ -481,7 +481,7 @@ class Ledger(Tracker):
         """A gradient walk, ``f(*args)``."""
         began_ns = time.perf_counter_ns()
         try:
-            return during(f, *args, walking=True, source=HERE.source, location=user_place())
+            return during(f, *args, walking=True, source=HERE.source, node=HERE.node, location=user_place())
         finally:
             if self.journal is not None and not HERE.walking:
                 thread.executor.happened(partial(METER.locked, self.journal.walked, began_ns))

@@ -30,6 +30,8 @@ class _Here(threading.local):
     """Within a budget: states that the innermost walk keeps; none while a restoration is under way."""
     source: tuple[int, int] | None = None
     """Stack and call (of the journal) of what the innermost walk is differentiating."""
+    node = -1
+    """The index of the node that it is differentiating."""
     location: Any = None
     """Where the program asked for the innermost walk."""
     shift = 0

@@ -122,6 +122,7 @@ CREATE TABLE allocs (  -- bytes of one value
     holder INTEGER REFERENCES strings,  -- what kept the value alive longest
     last_forward_seq INTEGER,  -- the last operation of the forward pass that read it
     next_backward_seq INTEGER,  -- and the first of the backward pass after that
+    source INTEGER REFERENCES ops,  -- the operation whose value it holds, if it is of the same step
     CHECK ((end_seq IS NULL) = (end_ns IS NULL) AND (end_seq IS NULL OR end_seq > begin_seq AND end_ns >= begin_ns))
 );
 
@@ -139,7 +140,16 @@ CREATE TABLE ops (  -- an operation was applied (a lazy one is computed later, w
     name INTEGER REFERENCES strings,
     phase INTEGER NOT NULL REFERENCES phases,
     call INTEGER REFERENCES calls,
-    stack INTEGER REFERENCES stacks
+    stack INTEGER REFERENCES stacks,
+    bytes INTEGER NOT NULL CHECK (bytes BETWEEN 0 AND 1 << 50),  -- that its result takes, if it is allocated
+    cost INTEGER NOT NULL CHECK (cost BETWEEN 0 AND 1 << 60),  -- in bytes moved, an estimate from shapes (costs.py)
+    derivative_of INTEGER REFERENCES ops  -- in the backward pass: the operation of this step that it differentiates
+);
+
+CREATE TABLE reads (  -- an operation of the forward or backward pass reads the result of another one of its step
+    id INTEGER PRIMARY KEY,
+    op INTEGER NOT NULL REFERENCES ops,
+    input INTEGER NOT NULL REFERENCES ops
 );
 
 CREATE TABLE programs (  -- a captured program (tg.function) that was replayed, or planned (then bytes is 0)

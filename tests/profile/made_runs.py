@@ -93,6 +93,9 @@ class Builder:
             phase=PHASES.index(self.phase),
             call=self.call,
             stack=self.stack(*place),
+            bytes=-(-nbytes // 512) * 512,
+            cost=nbytes,
+            derivative_of=-1,
         )
         seq = self.tick()
         return self._row(
@@ -101,6 +104,7 @@ class Builder:
             stack=self.stack(*place), call=self.call, shape=self.text(shape or f"({nbytes // 4},)"),
             dtype=self.text(dtype), step=self.step, holder=self.text(holder), remat_of=remat_of, last_forward_seq=-1,
             next_backward_seq=-1, device=self.text("cpu"),
+            source=self.run.count("ops") - 1,
         )  # fmt: skip
 
     def change(self, alloc: int, category: str) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from tapegrad.profile.plan.captured import CapturedStep, Choice, replayed
-from tapegrad.profile.plan.edits import Edit, Sites
-from tapegrad.profile.plan.lives import peak
-from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes
-from tapegrad.profile.plan.step import changed_lives, lives_with
-from tapegrad.profile.plan.text import calls_of, change_in_time, name_of
+from tapegrad.profile.plan.edits import Body, Edit, Sites
+from tapegrad.profile.plan.lives import Life, peak
+from tapegrad.profile.plan.loops import Loop, loops_of
+from tapegrad.profile.plan.problem import CallKey, Problem, held_bytes, key_of
+from tapegrad.profile.plan.step import Change, Site, changed_lives, lives_with
+from tapegrad.profile.plan.text import calls_of
 from tapegrad.remat.schedules.online import ideal_states
 from tapegrad.sizes import format_bytes
 from tapegrad.tracing.run import Run
@@ -24,13 +26,17 @@ _CARDS = 3
 _WORTH = 0.9
 """A change is worth reading about if it leaves at most this share of the peak."""
 _CHAIN = 16
-"""Calls of one function in a step, from which on they may be a loop."""
+"""Iterations from which on ``checkpointed_loop`` is worth its reruns."""
+_SHORTEST = 3
+"""Iterations from which on repeated lines are a loop."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One change: the peak of a step before and after it, and its time (-1: not known).
+    """One change: the peak of a step before and after it, and its extra work, as a share of the step's.
 
+    Work is what operations move by shapes (``measure().cost``), the optimizer's left out; the calls themselves, where
+    arrays are small, take longer.
     ``bound``: "" (to the byte, which ``tapegrad profile --plan`` keeps), "about" (that; the code may free some values
     sooner or later) or "at most".
     """
@@ -38,20 +44,19 @@ class Card:
     what: str
     before_bytes: int
     after_bytes: int
-    before_ns: int = -1
-    after_ns: int = -1
+    work: float = 0.0
     edits: tuple[Edit, ...] = ()
     bound: str = ""
 
     @property
     def effect(self) -> str:
-        """``109.60 MiB -> 31.80 MiB, step +27 %``."""
+        """``109.60 MiB -> 31.80 MiB, work +27 %``."""
         bound = f"{self.bound} " if self.bound else ""
-        text = f"{format_bytes(self.before_bytes)} -> {bound}{format_bytes(self.after_bytes)}"
-        return text if self.after_ns < 0 else f"{text}, step {change_in_time(self.after_ns, self.before_ns)}"
+        after = f"{bound}{format_bytes(self.after_bytes)}"
+        return f"{format_bytes(self.before_bytes)} -> {after}, work {100 * self.work:+.0f} %"
 
     def to_json(self) -> dict[str, object]:
-        """All of it; bytes and nanoseconds are integers."""
+        """All of it; bytes are integers."""
         return {**asdict(self), "effect": self.effect}
 
 
@@ -85,84 +90,105 @@ def advice(run: Run, path: str | os.PathLike[str] | None = None) -> Advice:
     before = problem.outcome(()).peak_bytes
     worth = [c for c in _changes(problem) if c.after_bytes <= _WORTH * before]
     cards: list[Card] = []
-    for card in sorted(worth, key=lambda c: (c.after_bytes, c.after_ns)):
-        # what takes more bytes is worth reading about if it takes less time
-        if not any(c.after_bytes <= card.after_bytes and c.after_ns <= card.after_ns for c in cards):
+    for card in sorted(worth, key=lambda c: (c.after_bytes, c.work)):
+        # what takes more bytes is worth reading about if it takes less work
+        if not any(c.after_bytes <= card.after_bytes and c.work <= card.work for c in cards):
             cards.append(card)
     if cards:
         return Advice(tuple(cards[:_CARDS]), (("other mixes", more),))
-    least = held_bytes(run)
-    budget = f"no call helps; a budget down to {format_bytes(least)}", "tapegrad profile --budget SIZE PROGRAM"
-    return Advice((), (budget,) if least <= _WORTH * before else ())
+    if held_bytes(run) > before // 2:
+        return Advice()
+    return Advice((), (("no call or loop helps; try a budget", f"tapegrad profile --budget {before // 2} PROGRAM"),))
+
+
+class _Calls(NamedTuple):
+    """Calls, or iterations of a loop, that a card takes together."""
+
+    sites: list[Site]
+    name: str
+    wrapped: Callable[[str, str], list[Edit]]
+    """The edits that put a text before and after what is called."""
+    loop: Edit | None
 
 
 def _changes(problem: Problem) -> Iterable[Card]:
-    """Every kind of call that keeps much, recomputed; with its products saved; and as a loop."""
-    assert problem.step is not None
-    before, products = problem.outcome(()).peak_bytes, _products()
-    for key in _largest(problem):
-        chosen = tuple(i for i, c in enumerate(problem.candidates) if c.key == key and not _within(problem, i, key))
-        sites = Sites(problem.run, problem.step, key, {problem.candidates[i].ordinal for i in chosen})
-        outcome = problem.outcome(chosen)
-        what = f"run {calls_of(problem, key, len(chosen))} again when differentiated"
-        card = Card(what, before, outcome.peak_bytes, problem.step_ns, outcome.step_ns, bound="about")
-        if edits := sites.wrapped("tg.recompute_grad(", ")"):
+    """Recompute every kind of call, and every loop, that keeps much; save the products in it; loops as loops."""
+    assert (step := problem.step) is not None
+    loops, products = loops_of(step, _SHORTEST), _products()
+    for calls, loop in _groups(problem, loops):
+        changes = [step.checkpoint_of(site) for site in calls.sites if site.back_begin >= 0]
+        lives = changed_lives(step.lives, changes)
+        nbytes, _ = peak(life for those in lives.values() for life in those)
+        before, what = problem.outcome(()).peak_bytes, f"recompute {calls.name}"
+        work = step.work_of(row for site in calls.sites for row in step.flow.rerun(site.rows))
+        card = Card(what, before, max(nbytes, problem.floor[0]), work, bound="about")
+        if edits := calls.wrapped("tg.recompute_grad(", ")"):
             yield replace(card, edits=tuple(edits))
-            yield from _saving(problem, card, chosen, sites, products)
-        if (loop := _loop(problem, card, chosen, sites)) is not None:
-            yield loop
+            yield from _saving(problem, card, calls, changes, products)
+        if loop is not None and calls.loop is not None and loop.repeats and len(loop.sites) >= _CHAIN:
+            yield _looped(problem, card, calls.loop, loop, lives)
+
+
+def _groups(problem: Problem, loops: list[Loop]) -> Iterable[tuple[_Calls, Loop | None]]:
+    """The kinds of calls that keep most, and the loops, with the loop that consists of such calls."""
+    assert (step := problem.step) is not None
+    for key in _largest(problem):
+        chosen = [i for i, c in enumerate(problem.candidates) if c.key == key and not _within(problem, i, key)]
+        sites = Sites(problem.run, step, key, {problem.candidates[i].ordinal for i in chosen})
+        loop = next((loop for loop in loops if len(loop.places) == 1 and set(loop.calls) <= set(sites.calls)), None)
+        if loop is not None and len(loop.sites) != problem.calls_of(key):
+            loop = None
+        edit = None if loop is None else sites.loop(len(loop.sites))
+        name = calls_of(problem, key, len(chosen))
+        yield _Calls([step.sites[i] for i in sites.calls], name, sites.wrapped, edit), loop
+    calls = {c.key for c in problem.candidates}
+    for loop in loops:
+        if len(loop.places) > 1 or not calls & {key_of(problem.run, call) for call in loop.calls}:
+            body = Body(problem.run, step, loop)
+            yield _Calls(loop.sites, body.name, body.wrapped, body.loop()), loop
 
 
 def _saving(
-    problem: Problem, card: Card, chosen: tuple[int, ...], sites: Sites, products: frozenset[str]
+    problem: Problem, card: Card, calls: _Calls, changes: list[Change], products: frozenset[str]
 ) -> Iterable[Card]:
     """The same calls, of which the results of products stay."""
-    edits = sites.wrapped("tg.recompute_grad(", ", policy=tg.policies.save_matmuls)")
+    edits = calls.wrapped("tg.recompute_grad(", ", policy=tg.policies.save_matmuls)")
     run, step = problem.run, problem.step
     if step is None or not edits or not edits[0].old:
         return
-    op, ns, changes = run.allocs["op"], 0, []
-    for i in chosen:
-        c = problem.candidates[i]
-        saved = [{a for a in change.changed if run.text(op[a]) in products} for change in c.changes]
-        if not any(saved):
+    op, those = run.allocs["op"], []
+    for site, change in zip((site for site in calls.sites if site.back_begin >= 0), changes, strict=True):
+        saved = {a for a in change.changed if run.text(op[a]) in products}
+        if not saved:
             return
-        for change, stay in zip(c.changes, saved):
-            # even what no rule reads is saved until the rerun
-            kept = {a: [lives[0]._replace(end=lives[-1].end)] for a, lives in change.changed.items() if a in stay}
-            changes.append(change._replace(changed={**change.changed, **kept}))
-        ns += c.ns
-    ns = round(ns * (1 - step.share_of(products, sites.calls)))
-    nbytes = peak(lives_with(step.lives, changes))[0]
+        # also what no rule reads is saved until the call is differentiated
+        end = max(step.flow.differentiated.get(row, site.back_begin) for row in site.rows), 1, 0
+        kept = {
+            a: [lives[0]._replace(end=max(lives[-1].end, end))] for a, lives in change.changed.items() if a in saved
+        }
+        those.append(change._replace(changed={**change.changed, **kept}))
+    name = run.ops["name"]
+    rows = [row for site in calls.sites for row in step.flow.rerun(site.rows)]
+    work = step.work_of(row for row in rows if run.text(name[row]) not in products)
+    nbytes = peak(lives_with(step.lives, those))[0]
     yield replace(
         card, what=f"{card.what}, but for its products", after_bytes=max(nbytes, problem.floor[0]),
-        after_ns=problem.step_ns + ns, edits=tuple(edits),
+        work=work, edits=tuple(edits),
     )  # fmt: skip
 
 
-def _loop(problem: Problem, card: Card, chosen: tuple[int, ...], sites: Sites) -> Card | None:
-    """The same calls, if they are the steps of a loop; None if they are not.
+def _looped(problem: Problem, card: Card, edit: Edit, loop: Loop, lives: Mapping[int, list[Life]]) -> Card:
+    """The same iterations by ``checkpointed_loop``, which keeps some states instead of all, and runs steps once more.
 
-    Of the states that stay when every step runs again, about 2 sqrt(n) do (Griewank and Walther, 2000), and each is
-    whole: what a step hands on as it is, such as the value before, is held by two states.  Beside them there are the
-    values that a step begins with and ends with.  Steps run twice more.
+    ``lives``: with every iteration recomputed.
     """
-    calls = problem.calls_of(sites.key)
-    loop = sites.loop(calls) if calls >= _CHAIN and len(chosen) == calls else None
-    if loop is None or problem.step is None:
-        return None
-    edit, values = loop
-    outcome = problem.outcome(chosen)
-    made = {a for i in sites.calls for a in problem.step.sites[i].made}
-    lives = changed_lives(problem.step.lives, [change for i in chosen for change in problem.candidates[i].changes])
-    alive = [lives[a][0].bytes for a in made if lives[a][0].begin <= outcome.at < lives[a][0].end]
-    states = sum(alive)
-    kept = max(alive, default=0) * (values * ideal_states(calls) + 2)
-    what = (
-        f"{calls} calls of {name_of(*sites.key[:2])} as one loop that keeps {ideal_states(calls)} states, for the loop"
-    )
-    return replace(card, what=what, after_bytes=outcome.peak_bytes - states + kept,
-                   after_ns=2 * outcome.step_ns - problem.step_ns, edits=(edit,))  # fmt: skip
+    assert (step := problem.step) is not None
+    n, rows = len(loop.sites), [row for site in loop.sites for row in site.rows]
+    return replace(
+        card, what=f"{n} iterations as one loop, which keeps {ideal_states(n)} states",
+        after_bytes=max(loop.peak(lives, step.flow), problem.floor[0]), work=step.work_of(rows) * loop.reruns / n,
+        edits=(edit,),
+    )  # fmt: skip
 
 
 def _of_function(step: CapturedStep) -> Iterable[Card]:
@@ -177,8 +203,7 @@ def _of_function(step: CapturedStep) -> Iterable[Card]:
         yield Card(
             f"{step.name} within {format_bytes(choice.budget)}: {choice.again} of {len(step.program.steps)} tasks done "
             "again",
-            step.measured, choice.peak_bytes, step.step_ns, round(step.step_ns * (1 + choice.extra)),
-            (_budget_edit(step, choice.budget),), "at most",
+            step.measured, choice.peak_bytes, choice.extra, (_budget_edit(step, choice.budget),), "at most",
         )  # fmt: skip
 
 

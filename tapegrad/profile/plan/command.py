@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,7 +150,7 @@ class _Planning:
     def _refuse(self, smallest: int, why: str) -> None:
         from tapegrad.sizes import format_bytes
 
-        click.echo(f"tapegrad: {format_bytes(self.budget or 0)} is not reachable; the smallest peak is "
+        click.echo(f"tapegrad: {format_bytes(self.budget or 0)} is not reachable; no peak is below "
                    f"{format_bytes(smallest)} ({smallest} bytes): {why}", err=True)  # fmt: skip
 
     def _without_calls(self, problem: Problem, least_of_calls: int | None = None) -> int:
@@ -199,6 +200,7 @@ class _Planning:
 
     def _finish(self, made: Plan, problem: Problem, chosen: Outcome) -> None:
         from tapegrad.profile.plan import file
+        from tapegrad.profile.plan.advice import advice
         from tapegrad.profile.plan.text import print_plan
 
         if self.writes:
@@ -208,7 +210,15 @@ class _Planning:
             return
         from rich.console import Console
 
-        print_plan(made, problem, chosen, Console(highlight=False), str(self.target) if self.writes else None)
+        console = Console(highlight=False)
+        print_plan(made, problem, chosen, console, str(self.target) if self.writes else None)
+        if self.options["pareto"]:
+            report = f"tapegrad report {shlex.quote(self.path)}"
+            for card in advice(self.run_file).cards:
+                if card.after_bytes < made.smallest_bytes:
+                    console.print(
+                        f"A change of the program takes less, {card.effect}: {report}", markup=False, soft_wrap=True
+                    )
 
 
 def _answer_batch(run: Run, options: dict[str, Any]) -> int:

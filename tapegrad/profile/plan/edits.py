@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tapegrad.profile.plan.loops import Loop
 from tapegrad.profile.plan.problem import CallKey, key_of
 from tapegrad.profile.plan.step import Step
 from tapegrad.remat.program_files import own_name
@@ -78,19 +79,13 @@ class Sites:
         data = line.encode()
         return (data, start, end) if start < end <= len(data) else None
 
-    def loop(self, times: int) -> tuple[Edit, int] | None:
-        """``state = f(state)`` as a loop of so many times, and the number of values in the state.
-
-        None if the only call is not of this form.
-        """
+    def loop(self, times: int) -> Edit | None:
+        """``state = f(state)`` as a loop of so many times; None if the only call is not of this form."""
         text = self._text(self.frames[0]) if self.known and len(self.frames) == 1 else None
         if text is None:
             return None
         line = text[0].decode().strip()
-        try:
-            statement = ast.parse(line).body[0]
-        except (*_NOT_PYTHON, IndexError):
-            return None
+        statement = next(iter(_parsed(line)), None)
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return None
         target, call = statement.targets[0], statement.value
@@ -99,12 +94,73 @@ class Sites:
         targets = target.elts if isinstance(target, ast.Tuple) else [target]
         if [ast.unparse(t) for t in targets] != [ast.unparse(a) for a in call.args]:
             return None
-        f, state = ast.unparse(call.func), ", ".join(ast.unparse(t) for t in targets)
-        one = len(targets) == 1
-        step, given = (f, state) if one else (f"lambda state: {f}(*state)", f"({state})")
         frames = self.run.frames
         file, number = self.run.text(frames["file"][self.frames[0]]), frames["line"][self.frames[0]]
-        return Edit(file, number, line, f"{state} = tg.checkpointed_loop({step}, {given}, {times})"), len(targets)
+        return Edit(file, number, line, _loop_of(ast.unparse(call.func), [ast.unparse(t) for t in targets], times))
+
+
+class Body:
+    """The lines of a loop, which advice makes a function of the state."""
+
+    def __init__(self, run: Run, step: Step, loop: Loop) -> None:
+        self.times = len(loop.sites)
+        frames = [run.stacks["frame"][place] for place in loop.places]
+        self.lines = sorted({(run.text(run.frames["file"][f]), run.frames["line"][f]) for f in frames})
+        self.file, self.first = self.lines[0]
+        last = self.lines[-1][1]
+        self._where = f"line {self.first}" if self.first == last else f"lines {self.first} to {last}"
+        self.name = f"each of {self.times} iterations of the loop at {self._where}"
+        self._own = own_name(self.file) or not self.file
+        self._state = _carried([run.sources.get(file, {}).get(str(line), "") for file, line in self.lines])
+
+    def wrapped(self, before: str, after: str) -> list[Edit]:
+        """The body as a function with ``before`` and ``after`` around it; nothing if it is not the program's."""
+        if self._own:
+            return []
+        state = ", ".join(self._state) or "state"
+        return [self._edit(f"{state} = {before}body{after}({state})", state)]
+
+    def loop(self) -> Edit | None:
+        """The body as the step of ``checkpointed_loop``."""
+        if self._own:
+            return None
+        return self._edit(_loop_of("body", self._state or ["state"], self.times), ", ".join(self._state) or "state")
+
+    def _edit(self, code: str, state: str) -> Edit:
+        return Edit(self.file, self.first, "", f"{code}  # def body({state}): {self._where}; return {state}")
+
+
+def _loop_of(f: str, state: list[str], times: int) -> str:
+    """The code of a loop of so many calls ``state = f(state)``."""
+    if len(state) == 1:
+        return f"{state[0]} = tg.checkpointed_loop({f}, {state[0]}, {times})"
+    values = ", ".join(state)
+    return f"{values} = tg.checkpointed_loop(lambda state: {f}(*state), ({values}), {times})"
+
+
+def _carried(lines: list[str]) -> list[str]:
+    """The names that the lines of a loop read before they assign them; none if a line does not stand by itself."""
+    free: list[str] = []
+    assigned: list[str] = []
+    for line in lines:
+        statements = _parsed(line.strip())
+        if not statements:
+            return []
+        for statement in statements:
+            names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+            free += [n.id for n in names if isinstance(n.ctx, ast.Load) and n.id not in assigned]
+            if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+                free.append(statement.target.id)
+            assigned += [n.id for n in names if isinstance(n.ctx, ast.Store)]
+    return [name for name in dict.fromkeys(assigned) if name in free]
+
+
+def _parsed(line: str) -> list[ast.stmt]:
+    """The statements of a line; none if it is no Python by itself."""
+    try:
+        return ast.parse(line).body
+    except _NOT_PYTHON:
+        return []
 
 
 def _called(call: str) -> str | None:

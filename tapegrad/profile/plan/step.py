@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
+from tapegrad.profile.plan.flow import Flow
 from tapegrad.profile.plan.lives import NEVER, Key, Life
 from tapegrad.tracing.names import KINDS, PHASES
 from tapegrad.tracing.run import Run
@@ -44,6 +46,8 @@ class Change(NamedTuple):
     changed: dict[int, list[Life]]
     until: dict[int, Key]
     kept_bytes: int
+    held: dict[int, Life] = {}
+    """By operation: results that are computed only because the call takes or returns them."""
 
 
 def lives_with(lives: Mapping[int, Life], changes: Iterable[Change]) -> list[Life]:
@@ -62,6 +66,9 @@ def changed_lives(lives: Mapping[int, Life], changes: Iterable[Change]) -> dict[
             if i in result:
                 first, *rest = result[i]
                 result[i] = [first._replace(end=max(first.end, key)), *rest]
+        for op, life in change.held.items():
+            (before,) = result.get(~op, [life])
+            result[~op] = [Life(life.bytes, min(before.begin, life.begin), max(before.end, life.end))]
     return result
 
 
@@ -107,17 +114,34 @@ class Step:
         inputs = {i for seq, i in read if i not in site.made and self._made_from(seq) in site.made}
         return Change(changed, {i: over for i in inputs if self.lives[i].end < over}, kept_bytes)
 
-    def share_of(self, names: frozenset[str], calls: Iterable[int]) -> float:
-        """Of the time between the operations of some calls, the part that goes to operations of these names."""
-        ns, op = self.run.ops["ns"], self.run.ops["name"]
-        whole = part = 0
-        for call in calls:
-            for row in self.sites[call].rows:
-                if row + 1 in self.op_rows:
-                    took = ns[row + 1] - ns[row]
-                    whole += took
-                    part += took if self.run.text(op[row]) in names else 0
-        return part / whole if whole else 0.0
+    @cached_property
+    def flow(self) -> Flow:
+        """Which operation of the forward pass reads the result of which."""
+        return Flow(self.run, self.op_rows)
+
+    def checkpoint_of(self, site: Site) -> Change:
+        """Return what changes if the program itself checkpoints the call: it holds its arguments until it is rerun.
+
+        They are computed then, and so is what it returns, also where an elementwise region would have kept neither.
+        """
+        change, flow, seqs = self.change_of(site), self.flow, self.run.ops["seq"]
+        until, held = dict(change.until), {}
+        over = site.back_begin, -1, _LAST
+        for op in flow.into(site.rows):
+            if (alloc := flow.alloc.get(op, -1)) in self.lives:
+                until[alloc] = over
+            else:
+                held[op] = Life(flow.bytes[op], (site.begin, 0, 0), over)
+        for op in flow.out_of(site.rows):
+            if flow.alloc.get(op, -1) not in self.lives:
+                read = max(seqs[reader] for reader in flow.readers[op])
+                held[op] = Life(flow.bytes[op], (site.close, 1, 0), (read, 0, 0))
+        return change._replace(until=until, held=held)
+
+    def work_of(self, rows: Iterable[int]) -> float:
+        """Return the cost of some operations as a share of that of the step, without its optimizer."""
+        cost = self.run.ops["cost"]
+        return sum(cost[row] for row in rows) / max(sum(cost[row] for row in self.op_rows), 1)
 
     def above(self, call: int) -> list[int]:
         """The sites that a call is in, innermost first."""
@@ -140,8 +164,9 @@ class Step:
                 lives[i] = Life(size, (max(begin, self.begin - 1), 0, 0), over)
         return lives
 
-    def _close_of(self, seq: int) -> int:
-        """The last seq before the next operation or allocation after ``seq``."""
+    def close_of(self, seq: int) -> int:
+        """Return the last seq before the next operation or allocation after that at ``seq`` and its result."""
+        seq = self._result_of(seq)
         at = bisect_right(self._doing, seq)
         return self._doing[at] - 1 if at < len(self._doing) else self.end
 
@@ -199,7 +224,7 @@ class Step:
                     site.back_begin = seq
         for site in self.sites.values():
             site.ns = self._time_of(site)
-            site.close = self._close_of(self._result_of(site.close))
+            site.close = self.close_of(site.close)
         for seq, i in self.allocated:
             phase = a["phase"][i]
             events.append((seq, phase, a["call"][i]))

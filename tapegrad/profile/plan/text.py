@@ -97,6 +97,7 @@ def _budget(plan: Plan, problem: Problem, out: _Out) -> None:
     out.line(f"{out.star} run the whole program under tg.memory_budget({plan.memory_budget})")
     out.line(f"  predicted peak  at most {format_bytes(plan.predicted.peak_bytes)}")
     out.line("  predicted step  not known: values are dropped and recomputed as memory asks for it")
+    out.line("  Whether so little suffices, a run tells: if not, its BudgetError names the least that does.")
     out.line("  Checkpointing calls does not reach it." if problem.candidates else
              "  No calls of functions or layers keep values for a gradient: none to choose from.")  # fmt: skip
 

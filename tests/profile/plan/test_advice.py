@@ -111,6 +111,107 @@ for _ in range(3):
     w.assign_sub(1e-3 * tape.gradient(loss, w))
 """
 
+BODIES = """\
+import numpy as np
+import tapegrad as tg
+
+rng = np.random.default_rng(0)
+mass = tg.Variable(rng.random(48) + 0.5)
+start, speed = rng.standard_normal((48, 3)), rng.standard_normal((48, 3))
+
+def forces(x):
+    d = x[None, :, :] - x[:, None, :]
+    r2 = tg.sum(d * d, axis=-1) + 1e-2
+    return tg.sum((mass[None, :] / r2**1.5)[:, :, None] * d, axis=1)
+
+def verlet(x, v, a):
+    v = v + 5e-4 * a
+    x = x + 1e-3 * v
+    a = forces(x)
+    return x, v + 5e-4 * a, a
+
+for _ in range(2):
+    with tg.GradientTape() as tape:
+        x, v = tg.asarray(start), tg.asarray(speed)
+        a = forces(x)
+        for _ in range(40):
+            x, v, a = verlet(x, v, a)
+        loss = tg.sum(x * x)
+    mass.assign_sub(1e-3 * tape.gradient(loss, mass))
+"""
+
+RUNGE_KUTTA = """\
+import numpy as np
+import tapegrad as tg
+
+rng = np.random.default_rng(0)
+k = tg.Variable(rng.random(4096))
+start, speed = rng.standard_normal(4096), rng.standard_normal(4096)
+
+def f(x, v):
+    return v, -k * tg.sin(x) - 0.1 * v
+
+def rk4(x, v):
+    h = 0.01
+    a1, b1 = f(x, v)
+    a2, b2 = f(x + h / 2 * a1, v + h / 2 * b1)
+    a3, b3 = f(x + h / 2 * a2, v + h / 2 * b2)
+    a4, b4 = f(x + h * a3, v + h * b3)
+    return x + h / 6 * (a1 + 2 * a2 + 2 * a3 + a4), v + h / 6 * (b1 + 2 * b2 + 2 * b3 + b4)
+
+for _ in range(2):
+    with tg.GradientTape() as tape:
+        x, v = tg.asarray(start), tg.asarray(speed)
+        for _ in range(40):
+            x, v = rk4(x, v)
+        loss = tg.sum(x * x + v * v)
+    k.assign_sub(1e-3 * tape.gradient(loss, k))
+"""
+"""Arguments of ``f`` are values that no rule reads: only a checkpoint holds them."""
+
+LOOP_OF_WAVE = """\
+        for _ in range(60):
+            u, before = 2 * u - before + speed * around(u), u
+"""
+
+INLINE_WAVE = f"""\
+import numpy as np
+import tapegrad as tg
+speed = tg.Variable(np.full((100, 100), 0.2))
+start = tg.asarray(np.eye(100))
+
+def around(u):
+    return tg.roll(u, 1, 0) + tg.roll(u, -1, 0) + tg.roll(u, 1, 1) + tg.roll(u, -1, 1) - 4 * u
+
+for _ in range(2):
+    with tg.GradientTape() as tape:
+        u, before = start, start
+{LOOP_OF_WAVE}        loss = tg.sum(u * u)
+        del u, before
+    speed.assign_sub(1e-6 * tape.gradient(loss, speed))
+"""
+
+LOOP_OF_LAYERS = """\
+        for w in ws:
+            a = tg.tanh(h @ w)
+            h = h + tg.tanh(a @ w)
+"""
+
+INLINE_LAYERS = f"""\
+import tapegrad as tg
+tg.random.seed(0)
+ws = [tg.Variable(tg.random.normal((128, 128)) / 12) for _ in range(8)]
+x = tg.random.normal((512, 128))
+
+for _ in range(2):
+    with tg.GradientTape() as tape:
+        h = x
+{LOOP_OF_LAYERS}        loss = tg.mean(h * h)
+        del h
+    for w, g in zip(ws, tape.gradient(loss, ws)):
+        w.assign_sub(1e-3 * g)
+"""
+
 CAPTURED = """\
 import tapegrad as tg
 ws = [tg.Variable(tg.random.normal((64, 64)) * 0.1) for _ in range(6)]
@@ -140,16 +241,10 @@ def profiled(folder: Path, text: str, name: str = "run.json") -> Run:
     return load(folder / name)
 
 
-def at_a_steady_pace(run: Run) -> Run:
-    """The run, of which every event took a microsecond: what is advised of measured times depends on the machine."""
-    for table, seq, ns in (
-        (run.ops, "seq", "ns"),
-        (run.calls, "begin_seq", "begin_ns"),
-        (run.steps, "begin_seq", "begin_ns"),
-        (run.steps, "end_seq", "end_ns"),
-    ):
-        table[ns][:] = [1000 * at for at in table[seq]]
-    return run
+def work(run: Run) -> int:
+    """Return the cost of the operations of the last step."""
+    begin, end = run.steps["begin_seq"][-1], run.steps["end_seq"][-1]
+    return sum(cost for seq, cost in zip(run.ops["seq"], run.ops["cost"]) if begin <= seq <= end)
 
 
 def rewritten(text: str, card: Card) -> str:
@@ -171,33 +266,99 @@ def rewritten(text: str, card: Card) -> str:
 
 @pytest.mark.sampled(1 / 10)
 @pytest.mark.parametrize(
-    ("text", "wanted", "within"),
+    ("text", "expected"),
     [
-        (LAYERS, ["x = tg.recompute_grad(block)(x)", "self.back(tg.recompute_grad(self.wide)(self.norm(x)))"], 0.001),
-        (SEQUENTIAL, ["@tg.recompute_grad"], 0.001),
-        (WIDE, ["x = tg.recompute_grad(wide)(x, w)", "policy=tg.policies.save_matmuls)(x, w)"], 0.05),
-        (WAVE, ["u, before = tg.checkpointed_loop(lambda state: step(*state), (u, before), 100)"], 0.03),
-        (RELAX, ["x = tg.checkpointed_loop(step, x, 60)", "x = tg.recompute_grad(step)(x)"], 0.03),
-        (CAPTURED, ["@tg.function(budget="], 0.2),
-        (MADE, ["train = tg.function(train, budget="], 0.2),
+        (LAYERS, ["x = tg.recompute_grad(block)(x)", "policy=tg.policies.save_matmuls)(x)"]),
+        (SEQUENTIAL, ["@tg.recompute_grad"]),
+        (WIDE, ["x = tg.recompute_grad(wide)(x, w)", "policy=tg.policies.save_matmuls)(x, w)"]),
+        (WAVE, ["u, before = tg.checkpointed_loop(lambda state: step(*state), (u, before), 100)"]),
+        (RELAX, ["x = tg.checkpointed_loop(step, x, 60)", "x = tg.recompute_grad(step)(x)"]),
+        (
+            BODIES,
+            ["a = tg.recompute_grad(forces)(x)", "tg.recompute_grad(verlet)(x, v, a)"],
+        ),
+        (RUNGE_KUTTA, ["tg.checkpointed_loop(lambda", "@tg.recompute_grad", "tg.recompute_grad(rk4)(x, v)"]),
+        (CAPTURED, ["@tg.function(budget="]),
+        (MADE, ["train = tg.function(train, budget="]),
     ],
-    ids=["layers", "sequential", "wide", "wave", "relax", "captured", "made"],
+    ids=["layers", "sequential", "wide", "wave", "relax", "bodies", "runge_kutta", "captured", "made"],
 )
-def test_the_advised_code_takes_what_its_card_promises(
-    text: str, wanted: list[str], within: float, tmp_path: Path
+def test_the_advised_code_takes_the_bytes_and_the_work_of_its_card(
+    text: str, expected: list[str], tmp_path: Path
 ) -> None:
-    run = at_a_steady_pace(profiled(tmp_path, text))
-    found = advice(run, "run.json")
-    told = [edit.new for card in found.cards for edit in card.edits]
-    assert all(any(part in new for new in told) for part in wanted), told
-    for n, card in enumerate(found.cards):
+    run = profiled(tmp_path, text)
+    cards = advice(run, "run.json").cards
+    codes = [edit.new for card in cards for edit in card.edits]
+    assert all(any(part in code for code in codes) for part in expected), codes
+    for n, card in enumerate(cards):
         assert all(edit.file == str(tmp_path / "train.py") for edit in card.edits)
-        what = card.edits[0].new
+        captured = "function(" in card.edits[0].new
         # the first call of a captured step is that of the Python code
-        assert card.before_bytes == (run.steps["peak_bytes"][-1] if "function(" in what else run.peak["bytes"])
+        assert card.before_bytes == (run.steps["peak_bytes"][-1] if captured else run.peak["bytes"])
         assert card.after_bytes <= 0.9 * card.before_bytes
-        measured = profiled(tmp_path, rewritten(text, card), f"card{n}.json").steps["peak_bytes"][-1]
-        assert (1 - within) * card.after_bytes <= measured <= 1.001 * card.after_bytes, (card, measured)
+        measured = profiled(tmp_path, rewritten(text, card), f"card{n}.json")
+        nbytes = measured.steps["peak_bytes"][-1]
+        if captured:  # "at most"
+            assert 0.8 * card.after_bytes <= nbytes <= card.after_bytes, (card, nbytes)
+        else:
+            assert 0.95 * card.after_bytes <= nbytes <= 1.055 * card.after_bytes, (card, nbytes)
+            assert abs(work(measured) / work(run) - (1 + card.work)) <= 0.1, (card, work(measured) / work(run) - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        (
+            INLINE_WAVE,
+            {
+                "u, before = tg.checkpointed_loop(lambda state: body(*state), (u, before), 60)"
+                "  # def body(u, before): line 13; return u, before": INLINE_WAVE.replace(
+                    LOOP_OF_WAVE,
+                    """\
+        def body(u, before):
+            return 2 * u - before + speed * around(u), u
+
+        u, before = tg.checkpointed_loop(lambda state: body(*state), (u, before), 60)
+""",
+                )
+            },
+        ),
+        (
+            INLINE_LAYERS,
+            {
+                "h = tg.recompute_grad(body)(h)  # def body(h): lines 10 to 11; return h": INLINE_LAYERS.replace(
+                    LOOP_OF_LAYERS,
+                    """\
+        def body(h, w):
+            a = tg.tanh(h @ w)
+            return h + tg.tanh(a @ w)
+
+        for w in ws:
+            h = tg.recompute_grad(body)(h, w)
+""",
+                )
+            },
+        ),
+    ],
+    ids=["wave", "layers"],
+)
+def test_a_loop_without_a_function_is_recognized(text: str, codes: dict[str, str], tmp_path: Path) -> None:
+    run = profiled(tmp_path, text)
+    cards = {card.edits[0].new: card for card in advice(run, "run.json").cards}
+    assert set(cards) == set(codes)
+    for n, (code, changed) in enumerate(codes.items()):
+        card = cards[code]
+        measured = profiled(tmp_path, changed, f"card{n}.json")
+        nbytes = measured.steps["peak_bytes"][-1]
+        assert 0.95 * card.after_bytes <= nbytes <= 1.05 * card.after_bytes, (card, nbytes)
+        assert abs(work(measured) / work(run) - (1 + card.work)) <= 0.1, (card, work(measured) / work(run) - 1)
+
+
+def test_a_loop_that_collects_values_is_not_one_of_states(tmp_path: Path) -> None:
+    text = INLINE_WAVE.replace("        u, before = start, start\n", "        u, before, seen = start, start, []\n")
+    text = text.replace("around(u), u\n", "around(u), u\n            seen.append(u[3, 3])\n")
+    text = text.replace("tg.sum(u * u)", "tg.sum(u * u) + tg.sum(tg.stack(seen) ** 2)")
+    assert [card for card in advice(profiled(tmp_path, text)).cards if "checkpointed_loop" in card.edits[0].new] == []
 
 
 def test_a_plan_of_the_card_is_kept_to_the_byte(tmp_path: Path) -> None:
@@ -246,13 +407,13 @@ def test_without_source_a_card_keeps_its_lines_and_bytes(tmp_path: Path) -> None
 
 
 def test_advice_as_json_has_the_figures() -> None:
-    card = Card("run f() again", 4096, 1024, 10, 12, (Edit("a.py", 3, "f(x)", "g(f)(x)"),), "about")
+    card = Card("recompute f()", 4096, 1024, 0.2, (Edit("a.py", 3, "f(x)", "g(f)(x)"),), "about")
     told = Advice((card,), (("other mixes", "tapegrad plan"),)).to_json()
     assert json.loads(json.dumps(told)) == {
         "cards": [{
-            "what": "run f() again", "before_bytes": 4096, "after_bytes": 1024, "before_ns": 10, "after_ns": 12,
+            "what": "recompute f()", "before_bytes": 4096, "after_bytes": 1024, "work": 0.2,
             "edits": [{"file": "a.py", "line": 3, "old": "f(x)", "new": "g(f)(x)"}], "bound": "about",
-            "effect": "4.00 KiB -> about 1.00 KiB, step +20.0 %",
+            "effect": "4.00 KiB -> about 1.00 KiB, work +20 %",
         }], "commands": [["other mixes", "tapegrad plan"]],
     }  # fmt: skip
 

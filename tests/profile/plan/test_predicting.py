@@ -137,7 +137,7 @@ def test_values_that_come_and_go_in_a_call_do_so_again() -> None:
     run = training(steps=2, blocks=1)
     step = Step(run, 1)
     (site,) = step.sites.values()
-    changed, _, kept_bytes = step.change_of(site)
+    changed, _, kept_bytes, _ = step.change_of(site)
     again = [life for those in changed.values() for life in those[1:]]
     assert kept_bytes == 3 * MIB and all(life.begin[:2] == (site.back_begin, -1) for life in again)
     # 3 values and 3 temporaries, each once more

@@ -119,9 +119,9 @@ def test_a_file_that_is_no_run_is_one_line(run) -> None:
 def test_what_would_help_is_shown(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tapegrad.profile.plan import advice
 
-    found = advice.Advice((advice.Card("run block() again", 2, 1),), ())
+    found = advice.Advice((advice.Card("recompute block()", 2, 1, 0.5),), ())
     monkeypatch.setattr(advice, "advice", lambda run, *rest: found)
-    assert "What would help\n2 B -> 1 B\n  run block() again\n" in run("a.sqlite").stdout.replace("→", "->")
+    assert "What would help\n2 B -> 1 B, work +50 %\n  recompute block()\n" in run("a.sqlite").stdout.replace("→", "->")
     assert json.loads(run("a.sqlite", "--json").stdout)["advice"]["cards"][0]["after_bytes"] == 1
     assert "What would help" not in run("a.sqlite", "--at", "end").stdout + run("a.sqlite", "--by", "op").stdout
 

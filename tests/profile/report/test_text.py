@@ -109,9 +109,9 @@ def test_what_is_known_of_the_device() -> None:
 
 def test_advice_and_its_absence() -> None:
     edits = (Edit("a/model.py", 43, "x = block(x)", "x = f(block)(x)\x1b[2J"), Edit("b/other.py", 9, "", "@f"))
-    card = Card("run block() again", 5 << 30, 4 << 30, 1000, 1079, edits, "about")
+    card = Card("recompute block()", 5 << 30, 4 << 30, 0.079, edits, "about")
     out = printed(training(), advice=Advice((card,), (("other mixes", "tapegrad plan RUN"),)))
-    assert "What would help\n5.00 GiB → about 4.00 GiB, step +7.9 %\n  run block() again\n" in out
+    assert "What would help\n5.00 GiB → about 4.00 GiB, work +8 %\n  recompute block()\n" in out
     assert "\n  a/model.py:43\n    x = f(block)(x)\\x1b[2J\n  above b/other.py:9\n    @f\n" in out
     assert "\nother mixes: tapegrad plan RUN\n" in out
     assert "What would help" not in printed(training()) + printed(training(), advice=Advice())

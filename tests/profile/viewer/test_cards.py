@@ -14,7 +14,7 @@ from tapegrad.sizes import format_bytes
 MIB = made_runs.MIB
 EDITS = (Edit("model.py", 43, "y = <b>f</b>(x)", "y = tg.recompute_grad(<b>f</b>)(x)"), Edit("model.py", 40, "", "@f"))
 ADVICE = Advice(
-    (Card("run <i>f()</i> again", 8 * MIB, 3 * MIB + 1, 100, 127, EDITS, "about"), Card("less", 8 * MIB, 7 * MIB)),
+    (Card("recompute <i>f()</i>", 8 * MIB, 3 * MIB + 1, 0.27, EDITS, "about"), Card("less", 8 * MIB, 7 * MIB)),
     (("other mixes", "tapegrad plan r.json --pareto"),),
 ).to_json()
 
@@ -29,7 +29,7 @@ def test_a_card_says_what_to_write_where_and_what_that_gives(show: Any) -> None:
     assert page.locator("#advice .card").count() == 2
     text = page.inner_text("#advice")
     for wanted in (
-        "run <i>f()</i> again", f"8.00 MiB → about {format_bytes(3 * MIB + 1)}", "−62 %", "step +27.0 %", "model.py:43",
+        "recompute <i>f()</i>", f"8.00 MiB → about {format_bytes(3 * MIB + 1)}", "−62 %", "work +27 %", "model.py:43",
         "y = <b>f</b>(x)", "y = tg.recompute_grad(<b>f</b>)(x)", "above it", "tapegrad plan r.json --pareto",
     ):  # fmt: skip
         assert wanted in text, wanted

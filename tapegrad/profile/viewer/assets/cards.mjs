@@ -1,7 +1,7 @@
 // What would help: cards with what to write at which lines, as they were found when the report was written.
 
 import { byId, h } from "./dom.mjs";
-import { baseName, exactBytes, formatBytes, formatTime, visible } from "./format.mjs";
+import { baseName, exactBytes, formatBytes, visible } from "./format.mjs";
 
 /** The lines of the program that cards speak of: `file` and a tab, `line`. */
 export function advisedLines(run) {
@@ -18,13 +18,12 @@ export function cardsPanel(run, store) {
     commands.map(([what, command]) => h("p.command", {}, `${visible(what)}: `, h("code", {}, visible(command)))));
 }
 
-function cardOf(store, { what, before_bytes: before, after_bytes: after, before_ns, after_ns, bound, edits }) {
+function cardOf(store, { what, before_bytes: before, after_bytes: after, work, bound, edits }) {
   const less = before ? `, −${((100 * (before - after)) / before).toFixed(0)} %` : "";
-  const time = after_ns < 0 ? "" : before_ns ? `step +${((100 * (after_ns - before_ns)) / before_ns).toFixed(1)} %` : `step +${formatTime(after_ns)}`;
   const code = edits.map((edit) => edit.new).filter(Boolean).join("\n");
   return h("article.card", {},
     h("p.effect", { title: `${exactBytes(before)} → ${exactBytes(after)}`, "data-bytes": after, "data-before": before },
-      h("strong", {}, `${formatBytes(before)} → ${bound ? `${bound} ` : ""}${formatBytes(after)}`), `${less}${time ? ` · ${time}` : ""}`),
+      h("strong", {}, `${formatBytes(before)} → ${bound ? `${bound} ` : ""}${formatBytes(after)}`), `${less} · work +${(100 * work).toFixed(0)} %`),
     h("p", {}, visible(what)),
     edits.map((edit) => editOf(store, edit)),
     code ? copyButton(code) : null);
