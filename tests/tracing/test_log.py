@@ -481,16 +481,16 @@ log.flush()
 logs.opened = watched
 for chunk in range(5):
     for i in range(300):
-        log.add("ops", 300 * chunk + i, 0, log.text(str(i)), 0, -1, -1)
+        log.add("ops", 300 * chunk + i, 0, log.text(str(i)), 0, -1, -1, 512, 512, -1)
     log.flush()
 """
     (tmp_path / "write.py").write_text(text)
     counts = []
-    for steps in (0, 40, 150, 400, 900, 1500):
+    for steps in (0, 40, 400, 1500, 2000, 2700):
         done = subprocess.run([sys.executable, "write.py", str(steps)], cwd=tmp_path, timeout=60)
         assert done.returncode == -signal.SIGKILL
         counts.append(load(tmp_path / "run.sqlite").count("ops"))
-    assert all(n % 300 == 0 for n in counts) and counts == sorted(counts) and len(set(counts)) > 2
+    assert all(n % 300 == 0 for n in counts) and counts == sorted(counts) and len(set(counts)) > 2, counts
 
 
 @needs_signals

@@ -94,7 +94,8 @@ def loops_of(step: Step, shortest: int) -> list[Loop]:
             items.setdefault(outer, []).append(_Item(begin, run.calls["site"][call], call))
             call = outer
     ends = _ends(run, rows)
-    loops = [_loop(step, rows, sorted(those), ends.get(call, -1), shortest) for call, those in items.items()]
+    forward = rows, [run.ops["seq"][row] for row in rows]
+    loops = [_loop(step, *forward, sorted(those), ends.get(call, -1), shortest) for call, those in items.items()]
     times = Counter(loop.places for loop in loops if loop is not None)
     return [loop for loop in loops if loop is not None and times[loop.places] == 1]
 
@@ -130,8 +131,10 @@ def _repeated(places: Sequence[int], shortest: int) -> tuple[int, int, int] | No
     return best
 
 
-def _loop(step: Step, rows: Sequence[int], items: Sequence[_Item], last: int, shortest: int) -> Loop | None:
-    run = step.run
+def _loop(
+    step: Step, rows: Sequence[int], seqs: Sequence[int], items: Sequence[_Item], last: int, shortest: int
+) -> Loop | None:
+    """Return the longest loop among what one function runs; ``rows``, ``seqs``: all operations of the forward pass."""
     repeated = _repeated([item.place for item in items], shortest)
     if repeated is None:
         return None
@@ -139,14 +142,13 @@ def _loop(step: Step, rows: Sequence[int], items: Sequence[_Item], last: int, sh
     after = start + period * times
     begins = [items[start + k * period].seq for k in range(times)]
     begins.append(items[after].seq if after < len(items) else last + 1)
-    seqs = [run.ops["seq"][row] for row in rows]
     bodies = [rows[bisect_left(seqs, a) : bisect_left(seqs, b)] for a, b in pairwise(begins)]
     if len(bodies[0]) < 2 or not all(bodies):
         return None
     backs = _backward_begins(step, bodies)
     sites = [_site(step, list(body), back) for body, back in zip(bodies, backs)]
     body = items[start : start + period]
-    states, repeats = _states(step, bodies, rows)
+    states, repeats = _states(step, bodies)
     return Loop(sites, tuple(i.place for i in body), tuple(i.call for i in body if i.call >= 0), states, repeats)
 
 
@@ -171,7 +173,7 @@ def _backward_begins(step: Step, bodies: Sequence[Sequence[int]]) -> list[int]:
     return begins
 
 
-def _states(step: Step, bodies: Sequence[Sequence[int]], rows: Sequence[int]) -> tuple[list[set[int]], bool]:
+def _states(step: Step, bodies: Sequence[Sequence[int]]) -> tuple[list[set[int]], bool]:
     """Return the states before each iteration, and whether no value of an early one is read much later."""
     of = {row: k for k, body in enumerate(bodies) for row in body}
     n = len(bodies)
