@@ -35,8 +35,8 @@ _SHORTEST = 3
 class Card:
     """One change: the peak of a step before and after it, and its extra work, as a share of the step's.
 
-    Work is what operations move by shapes (``measure().cost``), the optimizer's left out; the calls themselves, where
-    arrays are small, take longer.
+    Work is the cost of operations by their shapes (``tracing/costs.py``), the optimizer's left out; where arrays are
+    small, a checkpointed call takes time besides.
     ``bound``: "" (to the byte, which ``tapegrad profile --plan`` keeps), "about" (that; the code may free some values
     sooner or later) or "at most".
     """
@@ -112,7 +112,7 @@ class _Calls(NamedTuple):
 
 
 def _changes(problem: Problem) -> Iterable[Card]:
-    """Recompute every kind of call, and every loop, that keeps much; save the products in it; loops as loops."""
+    """Recompute the calls of a kind, or the iterations of a loop: all, all but the products, or as one loop."""
     assert (step := problem.step) is not None
     loops, products = loops_of(step, _SHORTEST), _products()
     for calls, loop in _groups(problem, loops):
@@ -130,7 +130,7 @@ def _changes(problem: Problem) -> Iterable[Card]:
 
 
 def _groups(problem: Problem, loops: list[Loop]) -> Iterable[tuple[_Calls, Loop | None]]:
-    """The kinds of calls that keep most, and the loops, with the loop that consists of such calls."""
+    """The kinds of calls that keep most, each with the loop that consists of such calls; then the other loops."""
     assert (step := problem.step) is not None
     for key in _largest(problem):
         chosen = [i for i, c in enumerate(problem.candidates) if c.key == key and not _within(problem, i, key)]
@@ -178,7 +178,7 @@ def _saving(
 
 
 def _looped(problem: Problem, card: Card, edit: Edit, loop: Loop, lives: Mapping[int, list[Life]]) -> Card:
-    """The same iterations by ``checkpointed_loop``, which keeps some states instead of all, and runs steps once more.
+    """Run the iterations by ``checkpointed_loop``, which keeps some states and runs most iterations twice more.
 
     ``lives``: with every iteration recomputed.
     """

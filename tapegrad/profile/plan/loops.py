@@ -42,7 +42,7 @@ class Loop:
     """The calls of the first iteration."""
     state_of: list[set[int]]
     repeats: bool
-    """Whether iterations are alike but for the state: none but the last few are read after the loop."""
+    """Whether values of an iteration are read soon: a list that collects values is no state."""
 
     @property
     def reruns(self) -> int:
@@ -74,7 +74,8 @@ class Loop:
                     alive |= self.state_of[action.step + 1].intersection(rows)
                 back = self.sites[action.step - 1].back_begin if action.step else -1
                 end = bisect_left(moments, (back, -1, -1)) if back >= 0 else len(moments)
-                most = max([most, *(total + sum(flow.bytes[op] for op in alive) for _, total in others[begin:end])])
+                held = sum(flow.bytes[op] for op in alive)
+                most = max([most, *(total + held for _, total in others[begin:end])])
                 begin = max(begin, end)
         return most
 
@@ -157,9 +158,7 @@ def _site(step: Step, rows: list[int], back: int) -> Site:
     ops = step.run.ops
     close = step.close_of(ops["seq"][rows[-1]])
     made = dict.fromkeys(step.flow.alloc[row] for row in rows if row in step.flow.alloc)
-    following = rows[-1] + 1
-    ns = ops["ns"][following] - ops["ns"][rows[0]] if following in step.op_rows else 0
-    return Site(-1, ops["seq"][rows[0]], close, ns, made, rows, back)
+    return Site(-1, ops["seq"][rows[0]], close, made=made, rows=rows, back_begin=back)
 
 
 def _backward_begins(step: Step, bodies: Sequence[Sequence[int]]) -> list[int]:
