@@ -111,23 +111,28 @@ class Body:
         self._where = f"line {self.first}" if self.first == last else f"lines {self.first} to {last}"
         self.name = f"each of {self.times} iterations of the loop at {self._where}"
         self._own = own_name(self.file) or not self.file
-        self._state = _carried([run.sources.get(file, {}).get(str(line), "") for file, line in self.lines])
+        names = _carried([run.sources.get(file, {}).get(str(line), "") for file, line in self.lines])
+        # a line without an operation, such as previous = u, is not in the run: then names are missing
+        complete = len(names) == len(loop.state_of[-1])
+        self._state = names if complete else ["state"]
+        self._body = self._where if complete else f"the whole body of the loop at {self._where}"
 
     def wrapped(self, before: str, after: str) -> list[Edit]:
         """The body as a function with ``before`` and ``after`` around it; nothing if it is not the program's."""
         if self._own:
             return []
-        state = ", ".join(self._state) or "state"
-        return [self._edit(f"{state} = {before}body{after}({state})", state)]
+        state = ", ".join(self._state)
+        return [self._edit(f"{state} = {before}body{after}({state})")]
 
     def loop(self) -> Edit | None:
         """The body as the step of ``checkpointed_loop``."""
         if self._own:
             return None
-        return self._edit(_loop_of("body", self._state or ["state"], self.times), ", ".join(self._state) or "state")
+        return self._edit(_loop_of("body", self._state, self.times))
 
-    def _edit(self, code: str, state: str) -> Edit:
-        return Edit(self.file, self.first, "", f"{code}  # def body({state}): {self._where}; return {state}")
+    def _edit(self, code: str) -> Edit:
+        state = ", ".join(self._state)
+        return Edit(self.file, self.first, "", f"{code}  # def body({state}): {self._body}; return {state}")
 
 
 def _loop_of(f: str, state: list[str], times: int) -> str:

@@ -58,7 +58,7 @@ class Loop:
         """
         states, last = set().union(*self.state_of), max(site.back_begin for site in self.sites)
         values = {a for op in states for a in (flow.alloc.get(op, ~op), ~op)}
-        values = {a for a in values if a in lives and lives[a][0].end < (last, 0, 0)}  # which nobody else holds
+        values = {a for a in values if a in lives and lives[a][0].end < (last, 0, 0)}  # not held by the program
         others = profile(life for a, those in lives.items() for life in (those[1:] if a in values else those))
         moments = [moment for moment, _ in others]
         stored, begin, most = set[int](), 0, 0

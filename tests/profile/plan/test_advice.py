@@ -354,11 +354,48 @@ def test_a_loop_without_a_function_is_recognized(text: str, codes: dict[str, str
         assert abs(work(measured) / work(run) - (1 + card.work)) <= 0.1, (card, work(measured) / work(run) - 1)
 
 
+COLLECTING = """\
+import tapegrad as tg
+w = tg.Variable(tg.eye(64))
+start = tg.ones((256, 64))
+
+for _ in range(2):
+    with tg.GradientTape() as tape:
+        x, means = start, []
+        for _ in range(30):
+            x = x + 0.1 * tg.softmax(tg.tanh(x @ w) @ w)
+            means.append(tg.mean(x))
+        loss = tg.sum(tg.stack(means) ** 2)
+        del x, means
+    w.assign_sub(1e-3 * tape.gradient(loss, w))
+"""
+
+
+def codes_for(folder: Path, text: str) -> list[str]:
+    return [card.edits[0].new for card in advice(profiled(folder, text)).cards]
+
+
 def test_a_loop_that_collects_values_is_not_one_of_states(tmp_path: Path) -> None:
-    text = INLINE_WAVE.replace("        u, before = start, start\n", "        u, before, seen = start, start, []\n")
-    text = text.replace("around(u), u\n", "around(u), u\n            seen.append(u[3, 3])\n")
-    text = text.replace("tg.sum(u * u)", "tg.sum(u * u) + tg.sum(tg.stack(seen) ** 2)")
-    assert [card for card in advice(profiled(tmp_path, text)).cards if "checkpointed_loop" in card.edits[0].new] == []
+    codes = codes_for(tmp_path, COLLECTING)
+    assert any("recompute_grad(body)" in code for code in codes), codes
+    assert not any("checkpointed_loop" in code for code in codes), codes
+    summed = COLLECTING.replace("x, means = start, []", "x, total = start, 0.0").replace("del x, means", "del x")
+    summed = summed.replace("means.append(tg.mean(x))", "total = total + tg.mean(x)")
+    summed = summed.replace("tg.sum(tg.stack(means) ** 2)", "total")
+    codes = codes_for(tmp_path, summed)
+    assert any(code.startswith("x, total = tg.checkpointed_loop") for code in codes), codes
+
+
+def test_a_state_that_the_recorded_lines_do_not_name_whole_is_called_state(tmp_path: Path) -> None:
+    before = "            u, before = 2 * u - before + speed * around(u), u\n"
+    after = "            new = 2 * u - before + speed * around(u)\n            before, u = u, new\n"
+    text = INLINE_WAVE.replace(before, after).replace("del u, before", "del u, before, new")
+    codes = codes_for(tmp_path, text)
+    assert codes and all(code.startswith("state = tg.") for code in codes), codes
+    text = text.replace("u, before = start, start", "u, before, total = start, start, 0.0")
+    text = text.replace(after, after.replace("before, u", "total = total + tg.sum(new)\n            before, u"))
+    codes = codes_for(tmp_path, text.replace("tg.sum(u * u)", "total"))
+    assert codes and all(code.startswith("state = tg.") for code in codes), codes
 
 
 def test_a_plan_of_the_card_is_kept_to_the_byte(tmp_path: Path) -> None:
